@@ -1,0 +1,156 @@
+"""The same model through torch.compile: the whole step is one graph, or each stage one under its label."""
+
+import functools
+import importlib.util
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from physarum.backends.torch_backend import Moment, TorchBackend
+from physarum.errors import UsageError
+from physarum.model.constants import Constants
+from physarum.model.maps import Maps
+from physarum.model.stages import Agents, Keys, step
+from physarum.model.state import State
+from physarum.model.world import World
+
+# Inductor's options for our graphs alone. CPU: no bounds checks on indices that the model keeps inside, and loops kept in their order
+# (both together, or vectorisation is lost). CUDA: every product and sum rounds on its own, where Inductor would contract them to FMA.
+OPTIONS: dict[str, dict[str, str | int | bool | Callable[..., Any]]] = {
+    "cpu": {"assert_indirect_indexing": False, "cpp.enable_tiling_heuristics": False},
+    "cuda": {"emulate_precision_casts": True},
+}
+TILE = 16  # cells; agents of a tile are kept beside each other in memory, so that what they sense is in the cache
+SORT_EVERY = 64  # steps; agents drift apart slowly
+GRAPHS = 4096  # a world's size is part of its graph: so many sizes and kinds of map may be compiled in a process
+
+
+class Motion(NamedTuple):
+    """What a step changes of the agents: a buffer to write it to."""
+
+    x: Tensor
+    y: Tensor
+    heading: Tensor
+
+
+def step_into(motion: Motion, new_trail: Tensor, agents: Agents, trail: Tensor, constants: Constants, maps: Maps, keys: Keys) -> None:
+    """One step of the model, written to buffers that exist and are not read."""
+    agents, trail = step(agents, trail, constants, maps, keys)
+    motion.x.copy_(agents.x)
+    motion.y.copy_(agents.y)
+    motion.heading.copy_(agents.heading)
+    new_trail.copy_(trail)
+
+
+@functools.cache
+def compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """A function through torch.compile, once a process; sizes are constants of its graphs, numbers of the model are not."""
+    return torch.compile(function, dynamic=False, fullgraph=True, options=OPTIONS.get(device, {}))
+
+
+class CompileBackend(TorchBackend):
+    """Advances a batch of worlds with compiled kernels; the first step of a size compiles (about 25 s, later processes 4 s)."""
+
+    name = "compile"
+
+    @classmethod
+    def missing(cls, device: torch.device) -> str | None:
+        """What this machine lacks to compile for `device`, and how to get it; None where nothing."""
+        if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+            return "Triton, which torch.compile needs on a GPU (pip install triton)"
+        compiler = os.environ.get("CXX", "g++")
+        if shutil.which(compiler) is None:
+            return f"a C++ compiler: there is no {compiler} (on Debian and Ubuntu: apt install g++)"
+        if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+            return "Python.h, the headers of this Python (on Debian and Ubuntu: apt install python3-dev)"
+        return None
+
+    def load(self, worlds: Sequence[World], state: State) -> None:
+        """Take over a batch of worlds; see TorchBackend."""
+        super().load(worlds, state)
+        agents, trail = self._now.agents, self._now.trail
+        self._motions = (Motion(agents.x, agents.y, agents.heading), Motion(*(torch.empty_like(t) for t in agents[:3])))
+        self._trails = (trail, torch.empty_like(trail))
+        self._sorted_at: int | None = None
+
+    def advance(self, steps: int, labelled: bool = False) -> None:
+        """Run `steps` steps; see TorchBackend.
+
+        Raises:
+            UsageError: torch.compile fails on this machine; the world stands where it stood.
+        """
+        with _compiling():
+            super().advance(steps, labelled)
+
+    def warm_up(self) -> None:
+        """Compile for the loaded worlds, unless that has been done, without advancing them.
+
+        Raises:
+            UsageError: torch.compile fails on this machine.
+        """
+        with torch.no_grad(), _compiling():
+            self._compute(self._keys(range(1))[0])
+
+    def close(self) -> None:
+        """Give the memory back."""
+        super().close()
+        del self._motions, self._trails
+
+    def _constants_of(self, worlds: Sequence[World]) -> Constants:
+        return Constants.of(worlds, self.device)  # with attraction always a tensor, so that changing it does not compile again
+
+    def _advance_once(self, keys: Keys, labelled: bool) -> None:
+        if self._sorted_at is None or self._now.step - self._sorted_at >= SORT_EVERY:
+            self._sort()
+        if labelled:
+            now = self._now
+            agents, trail = step(now.agents, now.trail, self._constants, self._maps, keys, self._run_compiled)
+            self._now = Moment(agents, trail, now.step + 1)
+        else:
+            self._now = self._compute(keys)
+
+    def _compute(self, keys: Keys) -> Moment:
+        """The moment after this one, in the buffers that this one does not use."""
+        now, motion = self._now, self._free_motion()
+        trail = next(t for t in self._trails if t is not now.trail)
+        compiled(step_into, self.device.type)(motion, trail, now.agents, now.trail, self._constants, self._maps, keys)
+        return Moment(now.agents._replace(**motion._asdict()), trail, now.step + 1)
+
+    def _run_compiled(self, stage: Callable[..., Any], *args: Any) -> Any:
+        with record_function(stage.__name__):
+            return compiled(stage, self.device.type)(*args)
+
+    def _sort(self) -> None:
+        """Bring agents that stand in the same tile together; `id` says who is who, so no bit depends on it."""
+        agents, trail, step_number = self._now
+        columns, rows = (-(-side // TILE) for side in reversed(trail.shape[-2:]))
+        world = torch.arange(agents.x.shape[:2].numel(), dtype=torch.int32, device=self.device).view(*agents.x.shape[:2], 1)
+        tile = (world * rows + agents.y.to(torch.int32) // TILE) * columns + agents.x.to(torch.int32) // TILE
+        order = tile.flatten().argsort()
+        motion = self._free_motion()
+        for source, target in zip(agents[:3], motion, strict=True):
+            torch.index_select(source.flatten(), 0, order, out=target.view(-1))
+        ids = agents.id.flatten()[order].view_as(agents.id)
+        self._now = Moment(agents._replace(id=ids, **motion._asdict()), trail, step_number)
+        self._sorted_at = step_number
+
+    def _free_motion(self) -> Motion:
+        return next(m for m in self._motions if m.x is not self._now.agents.x)
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Let so many graphs be compiled that dynamo never goes back to running eagerly, and say in a sentence where compiling fails."""
+    try:
+        with torch._dynamo.config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=GRAPHS):
+            yield
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        raise UsageError(f"torch.compile fails on this machine ({str(error).splitlines()[0]}): use the torch backend.") from error

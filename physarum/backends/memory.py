@@ -1,0 +1,61 @@
+"""Whether a run fits the memory there is."""
+
+from pathlib import Path
+
+import torch
+
+from physarum.backends.torch_backend import TorchBackend
+from physarum.errors import UsageError
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def check_memory(
+    backend: type[TorchBackend], device: torch.device, worlds: int, populations: int, size: tuple[int, int], agents: int
+) -> None:
+    """See that a run fits, before anything is allocated.
+
+    Args:
+        backend: Which advances it.
+        device: Where.
+        worlds: In the batch.
+        populations: A world.
+        size: (width, height) in cells.
+        agents: Slots a population.
+
+    Raises:
+        UsageError: It does not, with the bytes needed, the bytes there are, and the largest world of the same shape that would fit.
+    """
+    needed, available = backend.bytes_needed(worlds, populations, size, agents), available_bytes(device)
+    if available is None or needed <= available:
+        return
+    shrink = (available / needed) ** 0.5
+    fits = "x".join(str(int(side * shrink)) for side in size)
+    raise UsageError(
+        f"the run needs about {needed / 1e9:.1f} GB on {device}, where {available / 1e9:.1f} GB are free: "
+        f"at the same density a world of {fits} fits."
+    )
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Free memory of a GPU, or of this machine or container; None where it cannot be told."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = [v for v in (_available_to_machine(), _available_to_container()) if v is not None]
+    return min(free, default=None)
+
+
+def _available_to_machine() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _available_to_container() -> int | None:
+    try:
+        limit, used = ((CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return None
+    return None if limit == "max" else max(0, int(limit) - int(used))
