@@ -3,6 +3,8 @@
 import io
 import os
 import struct
+import subprocess
+import sys
 import zlib
 
 import imageio.v3 as iio
@@ -12,6 +14,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from physarum.errors import RunError, UsageError
+from physarum.output import still
 from physarum.output.still import fit_picture, read_picture, write_png
 
 HEIGHT, WIDTH = 40, 60
@@ -155,6 +158,15 @@ def test_every_grey_is_the_srgb_curve_rounded_once(tmp_path):
     for stored in (codes, np.stack([codes] * 3, axis=-1)):
         picture, _ = read(tmp_path, encoded(stored, "PNG"))
         assert (picture == light(codes / 255).astype(np.float32)).all()
+
+
+def test_every_colour_is_rounded_from_the_same_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(still, "BAND_PIXELS", 1000)  # many bands, the last one shorter
+    pixels = np.random.default_rng(1).integers(0, 256, (101, 203, 3), dtype=np.uint8)
+    table = light(np.arange(256) / 255).astype(np.float32).astype(np.float64)
+    red, green, blue = np.moveaxis(table[pixels], 2, 0)
+    picture, _ = read(tmp_path, encoded(pixels, "PNG"))
+    assert (picture == (red * 0.2126 + green * 0.7152 + blue * 0.0722).astype(np.float32)).all()
 
 
 def test_colours_are_weighted_as_rec_709_has_it(tmp_path):
@@ -373,10 +385,30 @@ def test_a_transparent_colour_is_black(tmp_path):
 def test_the_first_frame_is_used_and_that_is_said(tmp_path, form, word):
     frames = [Image.fromarray(np.full((12, 16), level, np.uint8)) for level in (50, 150, 250)]
     options = {"lossless": True} if form == "WEBP" else {}
-    picture, note = read(tmp_path, encoded(frames[0], form, save_all=True, append_images=frames[1:], **options), "many")
+    picture, note = read(tmp_path, encoded(frames[0], form, save_all=True, append_images=frames[1:], **options))
     np.testing.assert_allclose(picture, np.full((12, 16), light(50 / 255)), atol=1e-6)
-    assert "many" in note
-    assert word in note
+    assert note == f"the first of its several {word} is used"
+
+
+def test_remarks_of_the_decoder_stay_inside(tmp_path):
+    """An animation of no frames makes Pillow warn, a TIFF of 99 channels makes it log an error."""
+    (tmp_path / "warns.png").write_bytes(png(1, 1, 8, 0, [[255]], (b"acTL", bytes(8))))
+    (tmp_path / "logs.tif").write_bytes(tiff(8, 8, [8], 1, [bytes(64)], t277=[99]))
+    script = """
+import sys
+from physarum.output.still import read_picture
+for path in sys.argv[1:]:
+    try:
+        print(read_picture(path)[0].tolist())
+    except ValueError as error:
+        print(error)
+"""
+    command = [sys.executable, "-c", script, tmp_path / "warns.png", tmp_path / "logs.tif"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
+    read_right, sentence = ended.stdout.splitlines()
+    assert read_right == "[[1.0]]"
+    assert "logs.tif cannot be read as a picture" in sentence
 
 
 def test_what_the_first_frame_of_a_gif_leaves_free_is_black(tmp_path):
@@ -493,7 +525,7 @@ def test_a_damaged_file_is_read_or_refused(tmp_path, kind):
 
 def test_a_wrong_checksum_is_refused(tmp_path):
     data = bytearray(STORED["png"])
-    data[data.index(b"IDAT") + 40] ^= 1
+    data[data.index(b"IEND") - 5] ^= 1  # the last byte of the pixels' checksum, before the length of IEND
     assert "checksum" in refused(tmp_path, bytes(data))
 
 

@@ -121,21 +121,23 @@ def test_odd_sides_are_padded_by_their_edge(tmp_path, given, padded):
         (30, Fraction(30)),
         (12.5, Fraction(25, 2)),
         (33.3, Fraction(333, 10)),
+        (119.88, Fraction(120_000, 1001)),
         (1000, Fraction(1000)),
         (1 / 1001, Fraction(1, 1001)),
     ],
 )
 def test_rates_are_exact(tmp_path, given, exact):
     assert exact_rate(given) == exact
-    with VideoWriter(tmp_path / "a.mp4", (16, 16), given) as writer:
-        for frame in numbered(60, 16, 16):
-            writer.write(frame)
+    with VideoWriter(tmp_path / "a.mp4", (64, 48), given) as writer:
+        for index in range(60):  # enough for frames to be encoded out of order
+            writer.write(np.full((48, 64, 3), 4 * index, np.uint8))
     assert writer.rate == exact
     with av.open(str(tmp_path / "a.mp4")) as container:
         stream = container.streams.video[0]
         assert stream.average_rate == exact
         assert stream.start_time == 0
         assert stream.duration * stream.time_base == 60 / exact
+        assert stream.codec_context.has_b_frames
         assert [frame.pts * stream.time_base for frame in container.decode(video=0)] == [index / exact for index in range(60)]
 
 
@@ -223,6 +225,20 @@ def test_abandoning_leaves_nothing(tmp_path):
         writer.write(noise(1)[0])
 
 
+def test_a_failure_elsewhere_can_keep_every_frame(tmp_path):
+    writer = VideoWriter(tmp_path / "a.mp4", (64, 48), 30)
+    for frame in numbered(7):
+        writer.write(frame)
+    assert "the first 7 frames of" in writer.keep()
+    assert writer.keep() is None
+    writer.close()
+    assert os.listdir(tmp_path) == ["a.partial.mp4"]
+    assert len(frames_of(tmp_path / "a.partial.mp4")) == 7
+    empty = VideoWriter(tmp_path / "empty.mp4", (64, 48), 30)
+    assert "none of the frames" in empty.keep()
+    assert os.listdir(tmp_path) == ["a.partial.mp4"]
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_error_in_the_block_abandons_the_video(tmp_path, error):
     def frames():
@@ -274,15 +290,17 @@ def test_a_full_disk_keeps_what_plays(tmp_path, full_disk, capfd):
         write(tmp_path / "a.mp4", noise(400))
     assert os.listdir(tmp_path) == ["a.partial.mp4"]
     kept = len(frames_of(tmp_path / "a.partial.mp4"))
+    with av.open(str(tmp_path / "a.partial.mp4")) as container:
+        assert container.streams.video[0].start_time == 0
     assert 30 <= kept < 400
-    assert f"a.mp4: File too large; the first {kept} frames are kept in " in str(caught.value)
+    assert f"a.mp4: File too large; the first {kept} frames of " in str(caught.value)
     assert str(caught.value).endswith("a.partial.mp4, which plays")
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_disk_that_is_full_at_once_leaves_nothing(tmp_path, full_disk):
     full_disk(2000)
-    with pytest.raises(RunError, match="none of its frames could be kept"):
+    with pytest.raises(RunError, match=r"none of the frames of .*a.mp4 could be kept"):
         write(tmp_path / "a.mp4", noise(400))
     assert os.listdir(tmp_path) == []
 
@@ -295,7 +313,7 @@ def test_a_disk_that_fills_up_while_closing_keeps_every_frame(tmp_path, monkeypa
         copy(*arguments)
 
     monkeypatch.setattr(video, "_copy", copy_on_a_full_disk)
-    with pytest.raises(RunError, match="the first 40 frames are kept"):
+    with pytest.raises(RunError, match=r"the first 40 frames of .*a.mp4 are kept"):
         write(tmp_path / "a.mp4", noise(40))
     assert os.listdir(tmp_path) == ["a.partial.mp4"]
     assert len(frames_of(tmp_path / "a.partial.mp4")) == 40

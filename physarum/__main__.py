@@ -1,0 +1,5 @@
+"""`python -m physarum`."""
+
+from physarum.cli import main
+
+main()

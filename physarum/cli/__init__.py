@@ -1,0 +1,60 @@
+"""The command line: parse, call, say what happened, exit with the right code."""
+
+import logging
+import os
+import sys
+
+from cyclopts import App, CycloptsError
+
+from physarum import __version__
+from physarum.cli.run import resume, run, say
+from physarum.errors import RunError, UsageError
+
+app = App(
+    name="physarum",
+    help="Slime moulds on a torus. One seed gives the same bits on every backend and device.",
+    version=__version__,
+    result_action="return_value",
+)
+app.command(run)
+app.command(resume)
+
+
+def main() -> None:
+    """Entry point of `physarum`; exits with 0 (done), 1 (failed), 2 (usage), 130 (Ctrl-C) or 143 (SIGTERM)."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("physarum: %(message)s"))
+    logging.getLogger("physarum").addHandler(handler)
+    logging.getLogger("physarum").setLevel(logging.INFO)
+    sys.exit(_finish(_call()))
+
+
+def _call() -> int:
+    try:
+        return app(exit_on_error=False, print_error=False) or 0
+    except (CycloptsError, UsageError) as error:
+        say(_sentence(error))
+        return 2
+    except RunError as error:
+        say(_sentence(error))
+        return 1
+    except BrokenPipeError:
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _finish(code: int) -> int:
+    """Flush what was printed; a reader that left, as `head` does, is no fault, a full disk is."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            say(f"cannot print the results: {error.strerror}")
+            return 1
+    return code
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,40 @@
+"""TOML files of options."""
+
+import tomllib
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from physarum.cli.options import KEYS
+from physarum.errors import UsageError
+from physarum.files import shown
+
+LARGEST = 1 << 20  # bytes; nobody writes more by hand
+
+
+def read_config(name: str) -> dict[str, Any]:
+    """The options in a TOML file, by their names with underscores; a relative `image` is relative to the file's folder.
+
+    Raises:
+        UsageError: The file is missing, no UTF-8 or no TOML, or has a key that is no option.
+    """
+    path = Path(name)
+    if not path.is_file():
+        raise UsageError(f"there is no config {shown(path)}: it is missing or no ordinary file")
+    if path.stat().st_size > LARGEST:
+        raise UsageError(f"{shown(path)} is too large for a config: at most {LARGEST} bytes are read")
+    content = path.read_bytes()
+    try:
+        found = tomllib.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{shown(path)} is not UTF-8 in line {line}: save it with the encoding UTF-8") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{shown(path)} is not TOML: {str(error) or 'nested too deeply'}") from error
+    for key in found:
+        if key not in KEYS:
+            near = get_close_matches(key.lower().replace("-", "_"), KEYS, 1)
+            raise UsageError(f"{shown(path)} has the unknown key {key!r}{f': did you mean {near[0]}?' if near else ''}")
+    if isinstance(found.get("image"), str):
+        found["image"] = str(path.parent / found["image"])
+    return found

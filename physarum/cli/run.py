@@ -1,0 +1,145 @@
+"""`physarum run` and `physarum resume`. PyTorch is imported when a run begins, so that `--help` does not wait for it."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from physarum.cli.config import read_config
+from physarum.cli.options import OUTPUT, RUN, ModelOptions, OutputOptions, RunOptions, Settings, WorldOptions, given_options
+from physarum.cli.progress import progress_bar
+from physarum.cli.signals import stop_flag
+from physarum.errors import UsageError
+from physarum.files import shown
+
+if TYPE_CHECKING:
+    from physarum.model.world import World
+    from physarum.simulation import Simulation
+
+
+def run(
+    *,
+    model: Annotated[ModelOptions, Parameter(name="*")] = ModelOptions(),  # type: ignore[valid-type] # noqa: B008
+    world: WorldOptions = WorldOptions(),  # noqa: B008
+    run: RunOptions = RunOptions(),  # noqa: B008
+    output: OutputOptions = OutputOptions(),  # noqa: B008
+    config: Annotated[str | None, Parameter(help="TOML file of these options; the command line goes over it", group=RUN)] = None,
+) -> int:
+    """Run a world and write pictures, videos or arrays, each with a manifest beside it.
+
+    The world is a torus: what leaves at one side comes in at the other.
+    """
+    settings = Settings().changed(read_config(config) if config else {}).changed(given_options(model, world, run, output))
+    from physarum.output.colour import colour_table  # noqa: PLC0415
+    from physarum.runner import check_outputs  # noqa: PLC0415
+    from physarum.simulation import Simulation  # noqa: PLC0415
+
+    outputs = tuple(Path(name) for name in output.output or ()) or (_next_free(Path("outputs", "physarum-1.png")),)
+    inputs = tuple(Path(name) for name in (settings.image, config) if name)
+    check_outputs(outputs, _checkpoint(run), inputs, output.overwrite)
+    colour_table(settings.colormap)
+    simulation = Simulation(
+        _world(settings),
+        size=settings.size,
+        agents=settings.agents,
+        backend=settings.backend,
+        device=settings.device,
+        planned_steps=settings.steps,
+    )
+    return _execute(simulation, settings, outputs, run)
+
+
+def resume(
+    file: Annotated[str, Parameter(help="checkpoint of a run")],
+    *,
+    run: RunOptions = RunOptions(),  # noqa: B008
+    output: OutputOptions = OutputOptions(),  # noqa: B008
+) -> int:
+    """Go on from a checkpoint to the bits that the run would have reached without a stop.
+
+    Options that are not given are those of the run; a video that exists already gets a successor with the remaining frames.
+    """
+    from physarum import checkpoint  # noqa: PLC0415
+    from physarum.output.colour import colour_table  # noqa: PLC0415
+    from physarum.runner import check_outputs  # noqa: PLC0415
+    from physarum.simulation import Simulation  # noqa: PLC0415
+
+    worlds, state, recorded = checkpoint.load(file)
+    earlier = tuple(Path(name) for name in recorded.pop("outputs", ()))
+    settings = Settings().changed({name: value for name, value in recorded.items() if value is not None}).changed(given_options(run, output))
+    outputs = tuple(Path(name) for name in output.output or ()) or tuple(_next_free(p) if p.suffix == ".mp4" else p for p in earlier)
+    check_outputs(outputs, _checkpoint(run), (Path(file),), output.overwrite)
+    colour_table(settings.colormap)
+    simulation = Simulation.from_state(worlds, state, settings.backend, settings.device, settings.steps - state.step)
+    return _execute(simulation, settings, outputs, run)
+
+
+def say(sentence: str) -> None:
+    """Tell the user something that is not a result."""
+    print(f"physarum: {sentence}", file=sys.stderr, flush=True)
+
+
+def _world(settings: Settings) -> "World":
+    """The world that was asked for, with the picture as its trail."""
+    from physarum.model.world import World  # noqa: PLC0415
+    from physarum.output.still import fit_picture, read_picture  # noqa: PLC0415
+
+    trail = None
+    if settings.image:
+        picture, read = read_picture(settings.image)
+        fitted, scaled = fit_picture(picture, settings.size)
+        trail = fitted * settings.white
+        for sentence in (read, scaled):
+            if sentence:
+                say(f"{shown(settings.image)}: {sentence}")
+    return World((settings.params,), attraction=settings.attraction, trail=trail, seed=settings.seed)
+
+
+def _execute(simulation: "Simulation", settings: Settings, outputs: tuple[Path, ...], options: RunOptions) -> int:
+    """Run to the end or to a signal, tell what was written, and return the exit code."""
+    from fractions import Fraction  # noqa: PLC0415
+
+    from physarum.output.tone import exposure  # noqa: PLC0415
+    from physarum.runner import Plan, run  # noqa: PLC0415
+
+    white = settings.white if settings.image else 0.0
+    plan = Plan(
+        steps=settings.steps,
+        outputs=outputs,
+        every=settings.every,
+        fps=Fraction(settings.fps),
+        mean=exposure(settings.params, simulation.agents_per_cell, settings.steps, white),
+        colormap=settings.colormap,
+        checkpoint=_checkpoint(options),
+        checkpoint_every=options.checkpoint_every or 0,
+        settings={**settings.as_json(), "outputs": [str(path) for path in outputs]},
+    )
+    say(f"seed {simulation.worlds[0].seed}{f', from step {simulation.step}' if simulation.step else ''}")
+    with stop_flag() as flag, progress_bar(simulation.step, plan.steps) as progress:
+        outcome = run(simulation, plan, flag.is_set, progress, say)
+    for sentence in outcome.written:
+        print(f"wrote {sentence}")
+    if not outcome.interrupted or flag.signal is None:
+        return 0
+    say(f"stopped after {outcome.step} of {plan.steps} steps; to go on: physarum resume {shlex.quote(str(outcome.checkpoint))}")
+    return 128 + flag.signal
+
+
+def _checkpoint(options: RunOptions) -> Path | None:
+    if options.checkpoint_every is not None and (options.checkpoint is None or options.checkpoint_every < 1):
+        raise UsageError("checkpoint_every must be 1 or more, and needs --checkpoint to name the file")
+    return Path(options.checkpoint) if options.checkpoint else None
+
+
+def _next_free(path: Path) -> Path:
+    """This path, or the first of path-2, path-3 and so on (path-1 counts on) that does not exist."""
+    stem, number = path.stem, 1
+    head, dash, tail = stem.rpartition("-")
+    if dash and tail.isdecimal():
+        stem, number = head, int(tail)
+    while path.exists():
+        number += 1
+        path = path.with_name(f"{stem}-{number}{path.suffix}")
+    return path

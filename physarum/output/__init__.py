@@ -1,0 +1,1 @@
+"""What a run leaves behind: pictures, videos, arrays and their manifests."""

@@ -1,0 +1,19 @@
+"""The state of a run as NumPy arrays in an NPZ file."""
+
+from os import PathLike
+
+import numpy as np
+
+from physarum.files import written_whole
+from physarum.model.state import State
+
+
+def write_npz(path: str | PathLike[str], state: State) -> None:
+    """Write trail, x, y, heading, id, count and step under these names, with all their axes; whole or not at all.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
+    arrays = {name: tensor.cpu().numpy() for name, tensor in state.tensors().items()}
+    with written_whole(path) as part, part.open("wb") as file:
+        np.savez(file, allow_pickle=False, step=np.int64(state.step), **arrays)

@@ -1,0 +1,234 @@
+"""The loop of a real run: steps, frames, checkpoints, progress, and a stop flag that ends it between two steps."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from physarum import checkpoint
+from physarum.errors import UsageError
+from physarum.files import shown
+from physarum.output.arrays import write_npz
+from physarum.output.frame import Renderer
+from physarum.output.manifest import versions, write_manifest
+from physarum.output.still import write_png
+from physarum.output.video import VideoWriter
+from physarum.simulation import Simulation
+
+SUFFIXES = (".png", ".mp4", ".npz")
+RESPONSE = 0.2  # seconds between two looks at the stop flag, as far as whole steps allow
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to do.
+
+    Attributes:
+        steps: Completed steps at its end, counted from the start of the world.
+        outputs: Files to write; the suffix picks what: .png and .npz the end, .mp4 a frame at steps 0, every, 2 * every and so on.
+        every: Steps from frame to frame.
+        fps: Frames a second of the video.
+        mean: Trail shown in a middling tone; see `tone.expected_mean`.
+        colormap: One of matplotlib's colour maps.
+        checkpoint: Where to write the state at the end, when stopped, and every `checkpoint_every` steps; None for a file beside the
+            first output, when stopped only.
+        checkpoint_every: 0 for the end alone.
+        settings: What was asked for, of JSON's types; goes into manifests and checkpoints.
+    """
+
+    steps: int
+    outputs: tuple[Path, ...]
+    every: int = 1
+    fps: Fraction = Fraction(30)
+    mean: float = 1.0
+    colormap: str = "magma"
+    checkpoint: Path | None = None
+    checkpoint_every: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run did.
+
+    Attributes:
+        step: Completed steps.
+        interrupted: The stop flag ended it.
+        written: What was written, a sentence each.
+        checkpoint: Where the state was saved, or None.
+    """
+
+    step: int
+    interrupted: bool
+    written: tuple[str, ...]
+    checkpoint: Path | None
+
+
+def check_outputs(
+    outputs: tuple[Path, ...], checkpoint: Path | None = None, inputs: tuple[Path, ...] = (), overwrite: bool = False
+) -> None:
+    """See that each file can be written and is written over nothing that is wanted.
+
+    Args:
+        outputs: Results; the suffix says which.
+        checkpoint: Where the state goes, or None; it may be an input, since it then takes the place of the state it goes on from.
+        inputs: Files that the run reads.
+        overwrite: Whether files that exist may be replaced.
+
+    Raises:
+        UsageError: A suffix is unknown, a file exists and `overwrite` is false, or an output is an input or named twice.
+    """
+    for path in outputs:
+        if path.suffix.lower() not in SUFFIXES:
+            raise UsageError(f"{shown(path)} has no suffix that says what to write: it must end in {', '.join(SUFFIXES)}")
+        if any(_same_file(path, other) for other in inputs):
+            raise UsageError(f"{shown(path)} is an input of this run, which is never overwritten: name another output")
+    targets = [*outputs, *([checkpoint] if checkpoint else [])]
+    for path in targets:
+        if path.is_dir():
+            raise UsageError(f"{shown(path)} is a folder: name a file")
+        renewed = path == checkpoint and any(_same_file(path, other) for other in inputs)
+        if path.exists() and not overwrite and not renewed:
+            raise UsageError(f"{shown(path)} exists: add --overwrite to replace it")
+    if len({path.absolute() for path in targets}) < len(targets):
+        raise UsageError("a file to write is named twice")
+
+
+def run(
+    simulation: Simulation,
+    plan: Plan,
+    stopped: Callable[[], bool] = lambda: False,
+    progress: Callable[[int], None] = lambda step: None,
+    note: Callable[[str], None] = lambda sentence: None,
+) -> Outcome:
+    """Run a simulation to its planned end and write what is planned.
+
+    Args:
+        simulation: Of one world; its first world is drawn.
+        plan: What to do.
+        stopped: Looked at between steps; when true the run ends there: videos are closed so that they play, and the state is saved.
+        progress: Told the completed steps now and then.
+        note: Told a sentence that the user should see.
+
+    Returns:
+        What was done.
+
+    Raises:
+        RunError: A file could not be written; what could be kept is named.
+    """
+    if plan.steps < simulation.step:
+        raise UsageError(f"steps is {plan.steps}: the world has already completed {simulation.step}")
+    renderer = Renderer(plan.mean, plan.colormap)
+    videos = {path: VideoWriter(path, simulation.size, plan.fps) for path in plan.outputs if path.suffix.lower() == ".mp4"}
+    for sentence in {video.note for video in videos.values() if video.note}:
+        note(sentence)
+    began, first_step = time.perf_counter(), simulation.step
+    try:
+        interrupted = _advance(simulation, plan, renderer, tuple(videos.values()), stopped, progress)
+        seconds = time.perf_counter() - began
+        return _finish(simulation, plan, renderer, videos, Span(first_step, interrupted, seconds))
+    except BaseException:
+        for video in videos.values():
+            kept = video.keep()
+            if kept:
+                note(kept)
+        raise
+
+
+class Span(NamedTuple):
+    """The part of a world's life that a run covered."""
+
+    first_step: int
+    interrupted: bool
+    seconds: float  # simulating, drawing and encoding
+
+
+def _advance(
+    simulation: Simulation,
+    plan: Plan,
+    renderer: Renderer,
+    videos: tuple[VideoWriter, ...],
+    stopped: Callable[[], bool],
+    progress: Callable[[int], None],
+) -> bool:
+    """Run to the planned end, or until stopped, which is the return value."""
+
+    def draw() -> None:
+        if videos and simulation.step % plan.every == 0:
+            frame = renderer.frame(simulation.trail[0])
+            for video in videos:
+                video.write(frame)
+
+    if simulation.step == 0:
+        draw()
+    pace = 1  # steps that take about RESPONSE seconds
+    while simulation.step < plan.steps:
+        if stopped():
+            return True
+        steps = min(pace, _next_stop(simulation.step, plan, bool(videos)) - simulation.step)
+        started = time.perf_counter()
+        simulation.run(steps)
+        taken = max(time.perf_counter() - started, 1e-6)
+        pace = max(1, min(2 * pace, int(steps * RESPONSE / taken)))
+        draw()
+        if plan.checkpoint and plan.checkpoint_every and simulation.step % plan.checkpoint_every == 0:
+            checkpoint.save(plan.checkpoint, simulation.worlds, simulation.state(), plan.settings)
+        progress(simulation.step)
+    return False
+
+
+def _next_stop(step: int, plan: Plan, frames: bool) -> int:
+    """The next step after `step` at which there is a frame to draw, a checkpoint to write, or the end."""
+    periods = [plan.every] * frames + [plan.checkpoint_every] * bool(plan.checkpoint and plan.checkpoint_every)
+    return min([plan.steps, *(step - step % period + period for period in periods)])
+
+
+def _finish(simulation: Simulation, plan: Plan, renderer: Renderer, videos: Mapping[Path, VideoWriter], span: Span) -> Outcome:
+    """Save the state if that is planned or the run was interrupted, then write the outputs and their manifests."""
+    state = simulation.state()
+    kept = plan.checkpoint
+    if kept is None and span.interrupted and plan.outputs:
+        kept = plan.outputs[0].with_name(f"{plan.outputs[0].name}.checkpoint.safetensors")
+    if kept:
+        checkpoint.save(kept, simulation.worlds, state, plan.settings)
+    content = {
+        "settings": dict(plan.settings),
+        "first_step": span.first_step,
+        "step": state.step,
+        "interrupted": span.interrupted,
+        "size": list(simulation.size),
+        "seed": simulation.worlds[0].seed,
+        "backend": simulation.backend,
+        "device": str(simulation.device),
+        "mean_trail": plan.mean,
+        "state_sha256": checkpoint.sha256(state.tensors()),
+        "versions": versions(simulation.device),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "seconds": round(span.seconds, 3),
+    }
+    written = []
+    for path in plan.outputs:
+        about: dict[str, Any] = {"output": path.name}
+        if path in videos:
+            video = videos[path]
+            video.close()
+            if video.frames == 0:
+                continue
+            about |= {"frames": video.frames, "every": plan.every, "fps": str(video.rate)}
+            written.append(f"{shown(path)} ({video.frames} frames, {float(video.frames / video.rate):.1f} s)")
+        elif span.interrupted:
+            continue
+        else:
+            if path.suffix.lower() == ".png":
+                write_png(path, renderer.frame(simulation.trail[0]))
+            else:
+                write_npz(path, state)
+            written.append(shown(path))
+        write_manifest(path, about | content)
+    return Outcome(state.step, span.interrupted, tuple(written), kept)
+
+
+def _same_file(path: Path, other: Path) -> bool:
+    return path.exists() and other.exists() and path.samefile(other)
