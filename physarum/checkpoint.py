@@ -68,18 +68,18 @@ def load(path: str | PathLike[str]) -> tuple[tuple[World, ...], State, dict[str,
     """
     name = shown(path)
     if not Path(path).is_file():
-        raise UsageError(f"there is no checkpoint {name}: it is missing or no ordinary file.")
+        raise UsageError(f"there is no checkpoint {name}: it is missing or no ordinary file")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
-                raise UsageError(f"{name} is no checkpoint of this version ({FORMAT}).")
+                raise UsageError(f"{name} is no checkpoint of this version ({FORMAT})")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
     except (SafetensorError, OSError) as error:
-        raise UsageError(f"{name} is no checkpoint, or it is damaged: {str(error).splitlines()[0]}.") from error
+        raise UsageError(f"{name} is no checkpoint, or it is damaged: {str(error).splitlines()[0]}") from error
     description = metadata.get("description", "")
     if metadata.get("sha256") != sha256(tensors, description):
-        raise UsageError(f"{name} is damaged: its content does not have the SHA-256 that it was written with.")
+        raise UsageError(f"{name} is damaged: its content does not have the SHA-256 that it was written with")
     try:
         return _understood(tensors, json.loads(description))
     except (KeyError, TypeError, ValueError) as error:

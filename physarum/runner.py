@@ -100,8 +100,8 @@ def run(
     simulation: Simulation,
     plan: Plan,
     stopped: Callable[[], bool] = lambda: False,
-    progress: Callable[[int], None] = lambda step: None,
-    note: Callable[[str], None] = lambda sentence: None,
+    progress: Callable[[int], None] = lambda _: None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """Run a simulation to its planned end and write what is planned.
 

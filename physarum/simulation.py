@@ -131,10 +131,10 @@ class Simulation:
         """
         choice = choose(backend, str(self.device), 0, 0, 0)
         if choice.backend != self.backend:
-            state = self.state()
+            worlds, state = self.worlds, self.state()
             self._backend.close()
             self._backend = BACKENDS[choice.backend](choice.device)
-            self._backend.load(self.worlds, state)
+            self._backend.load(worlds, state)
         self._auto = False
 
     def warm_up(self) -> None:
@@ -159,7 +159,7 @@ class Simulation:
         """
         batch = as_worlds(worlds)
         if [len(w.populations) for w in batch] != [len(w.populations) for w in self.worlds]:
-            raise UsageError("set_params needs as many worlds and populations as the simulation has.")
+            raise UsageError("set_params needs as many worlds and populations as the simulation has")
         check_reach(batch, self.size)
         self._backend.set_params(batch)
 
@@ -202,6 +202,12 @@ class Simulation:
         return width, height
 
     @property
+    def agents_per_cell(self) -> float:
+        """How many agents live on a cell of the first world, on the average."""
+        width, height = self.size
+        return float(self._backend.count[0].sum()) / (width * height)
+
+    @property
     def backend(self) -> str:
         """The name of the backend that advances the worlds now."""
         return self._backend.name
@@ -242,7 +248,7 @@ def _count(count: Any, shape: tuple[int, int], slots: int) -> Tensor:
     try:
         living = torch.as_tensor(count).broadcast_to(shape)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise UsageError(f"count must be a number, or {shape[0]} x {shape[1]} numbers, one a world and population.") from error
+        raise UsageError(f"count must be a number, or {shape[0]} x {shape[1]} numbers, one a world and population") from error
     if living.is_floating_point() or living.dtype == torch.bool or not bool(((living >= 0) & (living <= slots)).all()):
-        raise UsageError(f"count must be whole numbers from 0 to {slots}, the slots of a population.")
+        raise UsageError(f"count must be whole numbers from 0 to {slots}, the slots of a population")
     return living.to(torch.int64).contiguous()

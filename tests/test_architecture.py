@@ -10,7 +10,18 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "physarum"
 
 # From left to right; modules in one tuple are beside each other and do not know one another.
-LAYERS = (("errors",), ("files",), ("model",), ("backends",), ("checkpoint",), ("simulation",), ("profiling", "output"), ("runner",), ("analysis", "terrain", "sweep"), ("viewer", "cli"))  # fmt: skip
+LAYERS = (
+    ("errors",),
+    ("files",),
+    ("model",),
+    ("backends",),
+    ("checkpoint",),
+    ("simulation",),
+    ("profiling", "output"),
+    ("runner",),
+    ("analysis", "terrain", "sweep"),
+    ("viewer", "cli"),
+)
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 ENTRIES = {"__init__", "__main__"}  # the package's front doors
 
@@ -52,8 +63,14 @@ def test_there_is_something_to_look_at() -> None:
     ("code", "absent"),
     [
         ("import physarum", ["torch", "triton", "matplotlib", "av"]),
-        ("import sys; sys.argv = ['physarum', '--help']; import physarum.cli; physarum.cli._call()", ["torch", "triton", "matplotlib", "av"]),
-        ("import sys; sys.argv = ['physarum', 'run', '--help']; import physarum.cli; physarum.cli._call()", ["torch", "triton", "matplotlib", "av"]),
+        (
+            "import sys; sys.argv = ['physarum', '--help']; import physarum.cli; physarum.cli._call()",
+            ["torch", "triton", "matplotlib", "av"],
+        ),
+        (
+            "import sys; sys.argv = ['physarum', 'run', '--help']; import physarum.cli; physarum.cli._call()",
+            ["torch", "triton", "matplotlib", "av"],
+        ),
         ("import physarum; physarum.Simulation", ["triton", "matplotlib", "av"]),
     ],
 )

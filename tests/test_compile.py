@@ -104,9 +104,30 @@ def test_a_compiler_that_fails_is_a_sentence_and_auto_goes_on(
             assert "torch.compile fails" in caplog.text
         else:
             sim = Simulation(params, (17, 19), 90, backend="compile", device="cpu")
-            with pytest.raises(UsageError, match="torch.compile fails on this machine"):
+            with pytest.raises(UsageError, match=r"torch\.compile fails on this machine"):
                 sim.run(3)
             sim.use("torch")
     sim.run(3)
     expected.run(3)
     assert differing(sim.state(), expected.state()) == {}
+
+
+@pytest.mark.parametrize(("agents", "size"), [(400_000, (200, 200)), (2_000, (800, 800))])
+def test_memory_stays_within_four_times_agents_and_trail(agents: int, size: tuple[int, int]) -> None:
+    """What is held, and what a step with a sort allocates on top, as the profiler counts it."""
+    sim = Simulation(AWKWARD, size, agents, backend="compile")
+    sim.run(SORT_EVERY)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        sim.run(2, labelled=False)
+    changes = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    total = peak = 0
+    for change in sorted(changes, key=lambda e: e.start_ns()):
+        total += change.nbytes()
+        peak = max(peak, total)
+    buffers = [*(t for m in sim._backend._motions for t in m), *sim._backend._trails, sim._backend._now.agents.id]
+    held = sum(t.nbytes for t in buffers)
+    cells = size[0] * size[1]
+    assert peak > 8 * agents, "the profiler saw the cells that agents stand in"
+    assert held + peak <= 4 * (14 * agents + 4 * cells)
+    assert held + peak <= 1.05 * CompileBackend.bytes_needed(1, 1, size, agents)

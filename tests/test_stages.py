@@ -15,7 +15,21 @@ from physarum.model.angles import TURN, binary_angle, direction, wrap_heading
 from physarum.model.chance import hash32
 from physarum.model.constants import Constants
 from physarum.model.maps import Maps
-from physarum.model.stages import FAINTEST, STRONGEST, Agents, Keys, Senses, count_in_cells, decay, deposit, diffuse, motor, scent, sense, turn
+from physarum.model.stages import (
+    FAINTEST,
+    STRONGEST,
+    Agents,
+    Keys,
+    Senses,
+    count_in_cells,
+    decay,
+    deposit,
+    diffuse,
+    motor,
+    scent,
+    sense,
+    turn,
+)
 from physarum.model.torus import cell_of, wrap
 from physarum.model.world import as_worlds
 
@@ -122,7 +136,9 @@ def test_an_agent_that_meets_a_wall_stays_and_does_not_deposit() -> None:
     zero = torch.zeros(1, 1, 1)
     key = torch.full((1, 1, 1), 12345, dtype=torch.int32)
     before = agents(20.5, 40.5)
-    after, deposits = motor(before, Senses(zero, zero, zero), zero.new_zeros(walls.shape), constants(Params()), Maps(walls=walls), Keys(key, key))
+    after, deposits = motor(
+        before, Senses(zero, zero, zero), zero.new_zeros(walls.shape), constants(Params()), Maps(walls=walls), Keys(key, key)
+    )
     assert (after.x.item(), after.y.item()) == (20.5, 40.5)
     assert after.heading.item() == wrap_heading(hash32(key)).item()
     assert deposits is not None
@@ -215,7 +231,9 @@ share = st.floats(0, 1)
     walled=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_whatever_the_parameters_agents_stay_inside_and_trail_stays_finite(params: Params, attraction: float, walled: bool, seed: int) -> None:
+def test_whatever_the_parameters_agents_stay_inside_and_trail_stays_finite(
+    params: Params, attraction: float, walled: bool, seed: int
+) -> None:
     walls = blobs(1, 8, 31) if walled else None
     world = World((params,), attraction=attraction, walls=walls, seed=seed)
     sim = Simulation(world, (31, 8), 50, backend="torch")

@@ -14,8 +14,8 @@ import torch
 from PIL import Image, ImageDraw
 
 from physarum.errors import RunError, UsageError
-from physarum.output import still
-from physarum.output.still import fit_picture, read_picture, write_png
+from physarum.output.picture import read_picture
+from physarum.output.still import fit_picture, write_png
 
 HEIGHT, WIDTH = 40, 60
 
@@ -161,7 +161,7 @@ def test_every_grey_is_the_srgb_curve_rounded_once(tmp_path):
 
 
 def test_every_colour_is_rounded_from_the_same_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(still, "BAND_PIXELS", 1000)  # many bands, the last one shorter
+    monkeypatch.setattr("physarum.output.picture.BAND_PIXELS", 1000)  # many bands, the last one shorter
     pixels = np.random.default_rng(1).integers(0, 256, (101, 203, 3), dtype=np.uint8)
     table = light(np.arange(256) / 255).astype(np.float32).astype(np.float64)
     red, green, blue = np.moveaxis(table[pixels], 2, 0)
@@ -396,7 +396,7 @@ def test_remarks_of_the_decoder_stay_inside(tmp_path):
     (tmp_path / "logs.tif").write_bytes(tiff(8, 8, [8], 1, [bytes(64)], t277=[99]))
     script = """
 import sys
-from physarum.output.still import read_picture
+from physarum.output.picture import read_picture
 for path in sys.argv[1:]:
     try:
         print(read_picture(path)[0].tolist())

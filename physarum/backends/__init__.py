@@ -44,21 +44,21 @@ def choose(backend: str, device: str, agents: int, cells: int, steps: int) -> Ch
         if backend not in BACKENDS:
             near = get_close_matches(backend, BACKENDS, 1)
             raise UsageError(
-                f"there is no backend {backend!r}{f' (did you mean {near[0]}?)' if near else ''}: choose {', '.join(BACKENDS)} or auto."
+                f"there is no backend {backend!r}{f' (did you mean {near[0]}?)' if near else ''}: choose {', '.join(BACKENDS)} or auto"
             )
         lacks = BACKENDS[backend].missing(place)
         if lacks:
-            raise UsageError(f"the backend {backend} needs {lacks}.")
+            raise UsageError(f"the backend {backend} needs {lacks}")
         return Choice(backend, place, None)
     a_step, an_agent, a_cell = EAGER_SECONDS[place.type]
     eager, compiling = steps * (a_step + an_agent * agents + a_cell * cells), COMPILING_SECONDS[place.type]
     lacks = CompileBackend.missing(place)
     if eager < compiling:
         why = f"eager PyTorch takes about {max(1, round(eager))} s, compiling could take {compiling:.0f} s"
-        return Choice("torch", place, f"backend torch on {place}: {why}.")
+        return Choice("torch", place, f"backend torch on {place}: {why}")
     if lacks:
-        return Choice("torch", place, f"backend torch on {place}: faster with {lacks}.")
-    return Choice("compile", place, f"backend compile on {place}: compiling… (about {compiling:.0f} s the first time, less later).")
+        return Choice("torch", place, f"backend torch on {place}: faster with {lacks}")
+    return Choice("compile", place, f"backend compile on {place}: compiling… (about {compiling:.0f} s the first time, less later)")
 
 
 def choose_device(device: str) -> torch.device:
@@ -71,16 +71,16 @@ def choose_device(device: str) -> torch.device:
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     kind, _, index = device.partition(":")
     if kind not in EAGER_SECONDS or (index and (kind == "cpu" or not index.isdecimal())):
-        raise UsageError(f"there is no device {device!r}: choose cpu, cuda, cuda:1 and so on, or auto.")
+        raise UsageError(f"there is no device {device!r}: choose cpu, cuda, cuda:1 and so on, or auto")
     if kind == "cpu":
         return torch.device("cpu")
     if torch.version.cuda is None:
-        raise UsageError(f"the device {device} needs a PyTorch that was built for CUDA; this is {torch.__version__}.")
+        raise UsageError(f"the device {device} needs a PyTorch that was built for CUDA; this is {torch.__version__}")
     if not torch.cuda.is_available():
         raise UsageError(
-            f"the device {device} is not to be had: no NVIDIA GPU is visible, or its driver is too old for CUDA {torch.version.cuda}."
+            f"the device {device} is not to be had: no NVIDIA GPU is visible, or its driver is too old for CUDA {torch.version.cuda}"
         )
     number = int(index or 0)
     if number >= torch.cuda.device_count():
-        raise UsageError(f"there is no device {device}: this machine shows {torch.cuda.device_count()}, counted from 0.")
+        raise UsageError(f"there is no device {device}: this machine shows {torch.cuda.device_count()}, counted from 0")
     return torch.device("cuda", number)

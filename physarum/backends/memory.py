@@ -33,7 +33,7 @@ def check_memory(
     fits = "x".join(str(int(side * shrink)) for side in size)
     raise UsageError(
         f"the run needs about {needed / 1e9:.1f} GB on {device}, where {available / 1e9:.1f} GB are free: "
-        f"at the same density a world of {fits} fits."
+        f"at the same density a world of {fits} fits"
     )
 
 

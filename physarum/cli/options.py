@@ -41,7 +41,9 @@ class WorldOptions:
     """Options of the world; None where not given."""
 
     attraction: Annotated[float | None, Parameter(help="to its own trail; negative repels [1]", group=WORLD)] = None
-    size: Annotated[str | None, Parameter(help="WIDTHxHEIGHT in cells, 8 to 65536 a side [the picture's, else 512x512]", group=WORLD)] = None
+    size: Annotated[str | None, Parameter(help="WIDTHxHEIGHT in cells, 8 to 65536 a side [the picture's, else 512x512]", group=WORLD)] = (
+        None
+    )
     agents: Annotated[str | None, Parameter(help="how many, e.g. 50000, 50k, 1.5M [15 in 100 cells]", group=WORLD)] = None
     seed: Annotated[str | None, Parameter(help=f"0 to {LARGEST_SEED}, or random [0]", group=WORLD)] = None
     image: Annotated[str | None, Parameter(help="picture that is the trail at the start", group=WORLD)] = None
@@ -204,4 +206,5 @@ KEYS = (*(f.name for f in dataclasses.fields(Params)), *READERS)
 
 def given_options(*groups: Any) -> dict[str, Any]:
     """What was given on the command line, by name."""
-    return {f.name: value for group in groups for f in dataclasses.fields(group) if (value := getattr(group, f.name)) is not None and f.name in KEYS}
+    values = {f.name: getattr(group, f.name) for group in groups for f in dataclasses.fields(group)}
+    return {name: value for name, value in values.items() if value is not None and name in KEYS}

@@ -3,14 +3,14 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from physarum.cli.config import read_config
-from physarum.cli.options import OUTPUT, RUN, ModelOptions, OutputOptions, RunOptions, Settings, WorldOptions, given_options
+from physarum.cli.options import RUN, ModelOptions, OutputOptions, RunOptions, Settings, WorldOptions, given_options
 from physarum.cli.progress import progress_bar
-from physarum.cli.signals import stop_flag
+from physarum.cli.signals import StopFlag, stop_flag
 from physarum.errors import UsageError
 from physarum.files import shown
 
@@ -40,15 +40,17 @@ def run(
     inputs = tuple(Path(name) for name in (settings.image, config) if name)
     check_outputs(outputs, _checkpoint(run), inputs, output.overwrite)
     colour_table(settings.colormap)
-    simulation = Simulation(
-        _world(settings),
-        size=settings.size,
-        agents=settings.agents,
-        backend=settings.backend,
-        device=settings.device,
-        planned_steps=settings.steps,
-    )
-    return _execute(simulation, settings, outputs, run)
+    world_to_run = _world(settings)
+    with stop_flag() as flag:
+        simulation = Simulation(
+            world_to_run,
+            size=settings.size,
+            agents=settings.agents,
+            backend=settings.backend,
+            device=settings.device,
+            planned_steps=settings.steps,
+        )
+        return _execute(simulation, settings, outputs, run, flag)
 
 
 def resume(
@@ -68,12 +70,14 @@ def resume(
 
     worlds, state, recorded = checkpoint.load(file)
     earlier = tuple(Path(name) for name in recorded.pop("outputs", ()))
-    settings = Settings().changed({name: value for name, value in recorded.items() if value is not None}).changed(given_options(run, output))
+    asked = {name: value for name, value in recorded.items() if value is not None}
+    settings = Settings().changed(asked).changed(given_options(run, output))
     outputs = tuple(Path(name) for name in output.output or ()) or tuple(_next_free(p) if p.suffix == ".mp4" else p for p in earlier)
     check_outputs(outputs, _checkpoint(run), (Path(file),), output.overwrite)
     colour_table(settings.colormap)
-    simulation = Simulation.from_state(worlds, state, settings.backend, settings.device, settings.steps - state.step)
-    return _execute(simulation, settings, outputs, run)
+    with stop_flag() as flag:
+        simulation = Simulation.from_state(worlds, state, settings.backend, settings.device, settings.steps - state.step)
+        return _execute(simulation, settings, outputs, run, flag)
 
 
 def say(sentence: str) -> None:
@@ -84,7 +88,8 @@ def say(sentence: str) -> None:
 def _world(settings: Settings) -> "World":
     """The world that was asked for, with the picture as its trail."""
     from physarum.model.world import World  # noqa: PLC0415
-    from physarum.output.still import fit_picture, read_picture  # noqa: PLC0415
+    from physarum.output.picture import read_picture  # noqa: PLC0415
+    from physarum.output.still import fit_picture  # noqa: PLC0415
 
     trail = None
     if settings.image:
@@ -97,7 +102,7 @@ def _world(settings: Settings) -> "World":
     return World((settings.params,), attraction=settings.attraction, trail=trail, seed=settings.seed)
 
 
-def _execute(simulation: "Simulation", settings: Settings, outputs: tuple[Path, ...], options: RunOptions) -> int:
+def _execute(simulation: "Simulation", settings: Settings, outputs: tuple[Path, ...], options: RunOptions, flag: StopFlag) -> int:
     """Run to the end or to a signal, tell what was written, and return the exit code."""
     from fractions import Fraction  # noqa: PLC0415
 
@@ -117,7 +122,7 @@ def _execute(simulation: "Simulation", settings: Settings, outputs: tuple[Path, 
         settings={**settings.as_json(), "outputs": [str(path) for path in outputs]},
     )
     say(f"seed {simulation.worlds[0].seed}{f', from step {simulation.step}' if simulation.step else ''}")
-    with stop_flag() as flag, progress_bar(simulation.step, plan.steps) as progress:
+    with progress_bar(simulation.step, plan.steps) as progress:
         outcome = run(simulation, plan, flag.is_set, progress, say)
     for sentence in outcome.written:
         print(f"wrote {sentence}")

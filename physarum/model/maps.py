@@ -48,7 +48,7 @@ def stacked(name: str, worlds: Sequence[World], size: tuple[int, int]) -> Tensor
     for field in fields:
         if field is not None and (field.shape[-2:] != (height, width) or (field.ndim == 3 and field.shape[0] not in (1, populations))):
             raise UsageError(
-                f"{name} has the shape {tuple(field.shape)}: the world has {height} rows, {width} columns and {populations} populations."
+                f"{name} has the shape {tuple(field.shape)}: the world has {height} rows, {width} columns and {populations} populations"
             )
     empty = torch.zeros(1, 1, dtype=torch.bool if name == "walls" else torch.float32)
     whole = [(empty if field is None else field).expand(populations, height, width) for field in fields]

@@ -13,8 +13,8 @@ MOST_AGENTS = 2**31  # slots a world
 LARGEST_SEED = 2**32 - 1
 
 
-def _parameter(default: float, low: float, high: float, unit: str, meaning: str) -> Any:
-    return dataclasses.field(default=default, metadata={"low": low, "high": high, "unit": unit, "meaning": meaning})
+def _parameter(default: float, low: float, high: float, meaning: str) -> Any:
+    return dataclasses.field(default=default, metadata={"low": low, "high": high, "meaning": meaning})
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Params:
         UsageError: A value is no number or outside its range; a ValueError.
     """
 
-    sensor_angle: float = _parameter(22.5, -360, 360, "degrees", "between the sensor ahead and each side sensor")
-    rotation_angle: float = _parameter(45.0, -360, 360, "degrees", "how far an agent turns at once")
-    sensor_distance: float = _parameter(9.0, 0, LARGEST_SIDE, "cells", "from an agent to its sensors")
-    step_size: float = _parameter(1.0, 0, LARGEST_SIDE, "cells", "how far an agent moves in a step")
-    deposit_amount: float = _parameter(5.0, 0, 1e6, "trail", "what an agent adds to its cell in a step")
-    diffusion: float = _parameter(1.0, 0, 1, "share", "of a cell that comes from the mean of the 3 x 3 cells around it")
-    decay_rate: float = _parameter(0.1, 0, 1, "share", "of the trail lost in a step")
+    sensor_angle: float = _parameter(22.5, -360, 360, "degrees between the sensor ahead and each side sensor")
+    rotation_angle: float = _parameter(45.0, -360, 360, "degrees that an agent turns at once")
+    sensor_distance: float = _parameter(9.0, 0, LARGEST_SIDE, "cells from an agent to its sensors")
+    step_size: float = _parameter(1.0, 0, LARGEST_SIDE, "cells that an agent moves in a step")
+    deposit_amount: float = _parameter(5.0, 0, 1e6, "trail that an agent adds to its cell in a step")
+    diffusion: float = _parameter(1.0, 0, 1, "share of a cell that comes from the mean of 3 x 3 cells")
+    decay_rate: float = _parameter(0.1, 0, 1, "share of the trail lost in a step")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -60,7 +60,7 @@ def real(name: str, value: Any, low: float, high: float) -> float:
             return number
     elif hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return real(name, value.item(), low, high)
-    raise UsageError(f"{name} is {_described(value)}: it must be a number from {low:g} to {high:g}.")
+    raise UsageError(f"{name} is {_described(value)}: it must be a number from {low:g} to {high:g}")
 
 
 def whole(name: str, value: Any, low: int, high: int) -> int:
@@ -75,7 +75,7 @@ def whole(name: str, value: Any, low: int, high: int) -> int:
             return number
     elif hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return whole(name, value.item(), low, high)
-    raise UsageError(f"{name} is {_described(value)}: it must be a whole number from {low} to {high}.")
+    raise UsageError(f"{name} is {_described(value)}: it must be a whole number from {low} to {high}")
 
 
 def check_size(size: Any) -> tuple[int, int]:
@@ -85,7 +85,7 @@ def check_size(size: Any) -> tuple[int, int]:
         UsageError: It is no pair of whole numbers from 8 to 65,536.
     """
     if not isinstance(size, (tuple, list)) or len(size) != 2:
-        raise UsageError(f"size is {_described(size)}: it must be a pair, width and height in cells.")
+        raise UsageError(f"size is {_described(size)}: it must be a pair, width and height in cells")
     width, height = (whole(name, side, SMALLEST_SIDE, LARGEST_SIDE) for name, side in zip(("width", "height"), size, strict=True))
     return width, height
 

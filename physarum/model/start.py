@@ -61,7 +61,7 @@ def random_start(
             if not bool(blocked.any()):
                 break
             if attempt == REDRAWS:
-                raise UsageError(f"walls leave so little room that agents found no free cell in {REDRAWS} draws.")
+                raise UsageError(f"walls leave so little room that agents found no free cell in {REDRAWS} draws")
             x = torch.where(blocked, place(chance.START_X, attempt + 1, width), x)
             y = torch.where(blocked, place(chance.START_Y, attempt + 1, height), y)
     x, y, heading = (torch.where(lives, t, 0) for t in (x, y, heading))

@@ -80,24 +80,24 @@ def check_state(state: State, worlds: int, populations: int) -> None:
     for name, tensor in state.tensors().items():
         kind = kinds.get(name, torch.float32)
         if not isinstance(tensor, Tensor) or tensor.dtype != kind:
-            raise UsageError(f"{name} in the state must be a tensor of {str(kind).removeprefix('torch.')}.")
+            raise UsageError(f"{name} in the state must be a tensor of {str(kind).removeprefix('torch.')}")
     if state.x.ndim != 3 or state.trail.ndim != 4 or not 1 <= state.x.shape[1:].numel() <= MOST_AGENTS:
-        raise UsageError("agents in a state are (worlds, populations, slots), the trail is (worlds, populations, height, width).")
+        raise UsageError("agents in a state are (worlds, populations, slots), the trail is (worlds, populations, height, width)")
     width, height = check_size(state.size)
     shape, slots = state.x.shape, state.x.shape[-1]
     same = all(t.shape == shape for t in (state.x, state.y, state.heading, state.id))
     if not same or shape[:2] != (worlds, populations) or state.trail.shape[:2] != shape[:2] or state.count.shape != shape[:2]:
-        raise UsageError(f"the state does not have the axes of {worlds} worlds with {populations} populations each.")
+        raise UsageError(f"the state does not have the axes of {worlds} worlds with {populations} populations each")
     if not isinstance(state.step, int) or state.step < 0:
-        raise UsageError(f"step is {state.step!r} in the state: it must be a whole number, 0 or more.")
+        raise UsageError(f"step is {state.step!r} in the state: it must be a whole number, 0 or more")
     if not bool(((state.count >= 0) & (state.count <= slots)).all()):
-        raise UsageError(f"count in the state must be from 0 to {slots}.")
+        raise UsageError(f"count in the state must be from 0 to {slots}")
     for name, side in (("x", width), ("y", height)):
         place = getattr(state, name)
         if not bool(((place >= 0) & (place < side)).all()):
-            raise UsageError(f"{name} in the state must be from 0 to less than {side}.")
+            raise UsageError(f"{name} in the state must be from 0 to less than {side}")
     expected = first_ids(populations, slots) + torch.arange(slots)
     if not bool((state.id.cpu().to(torch.int64).sort(-1)[0] == expected).all()):
-        raise UsageError("id in the state must hold each agent's number once.")
+        raise UsageError("id in the state must hold each agent's number once")
     if not bool(((state.trail >= 0) & (state.trail <= STRONGEST)).all()):
-        raise UsageError(f"trail in the state must be from 0 to {STRONGEST:g}.")
+        raise UsageError(f"trail in the state must be from 0 to {STRONGEST:g}")

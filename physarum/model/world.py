@@ -48,7 +48,7 @@ class World:
         given: Any = self.populations
         populations = (given,) if isinstance(given, Params) else tuple(given)
         if not populations or not all(isinstance(p, Params) for p in populations):
-            raise UsageError("populations must be one Params, or several in a sequence.")
+            raise UsageError("populations must be one Params, or several in a sequence")
         changes: dict[str, Any] = {"populations": populations, "attraction": _attraction(self.attraction, len(populations))}
         for name, (low, high) in MAP_RANGES.items():
             changes[name] = as_map(name, getattr(self, name), low, high)
@@ -72,13 +72,13 @@ def as_worlds(worlds: World | Params | Sequence[World | Params], seed: int | Non
     """
     given = [worlds] if isinstance(worlds, (World, Params)) else list(worlds)
     if not given or not all(isinstance(w, (World, Params)) for w in given):
-        raise UsageError("worlds must be a World or a Params, or several in a sequence.")
+        raise UsageError("worlds must be a World or a Params, or several in a sequence")
     batch = [World((w,)) if isinstance(w, Params) else w for w in given]
     if seed is not None:
         batch = [replace(w, seed=seed) for w in batch]
     batch = [w if w.number is not None else replace(w, number=i) for i, w in enumerate(batch)]
     if len({len(w.populations) for w in batch}) > 1:
-        raise UsageError("the worlds of a batch must have the same number of populations.")
+        raise UsageError("the worlds of a batch must have the same number of populations")
     return tuple(batch)
 
 
@@ -93,7 +93,7 @@ def check_reach(worlds: Sequence[World], size: tuple[int, int]) -> None:
         for name in ("sensor_distance", "step_size"):
             if np.float32(getattr(params, name)) >= reach:
                 raise UsageError(
-                    f"{name} is {getattr(params, name):g}: in a world of {size[0]} x {size[1]} cells it must be shorter than {reach} cells."
+                    f"{name} is {getattr(params, name):g}: in a world of {size[0]} x {size[1]} cells it must be shorter than {reach} cells"
                 )
 
 
@@ -111,11 +111,11 @@ def as_map(name: str, value: ArrayLike | Tensor | None, low: float | None = None
         array = np.asarray(value)
         converted: NDArray[Any] = np.array(array, dtype=np.float32 if low is not None else np.bool_, order="C")
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{name} is no array of numbers: {error}.") from error
+        raise UsageError(f"{name} is no array of numbers: {error}") from error
     if array.ndim not in (2, 3):
-        raise UsageError(f"{name} has the shape {array.shape}: a map is (height, width) or (populations, height, width).")
+        raise UsageError(f"{name} has the shape {array.shape}: a map is (height, width) or (populations, height, width)")
     if low is not None and high is not None and not (np.isfinite(converted) & (converted >= low) & (converted <= high)).all():
-        raise UsageError(f"{name} holds values that are not numbers from {low:g} to {high:g}.")
+        raise UsageError(f"{name} holds values that are not numbers from {low:g} to {high:g}")
     return torch.from_numpy(converted)
 
 
@@ -126,5 +126,5 @@ def _attraction(value: Any, populations: int) -> tuple[tuple[float, ...], ...]:
     if isinstance(rows, (int, float)) and populations == 1:
         rows = [[rows]]
     if not isinstance(rows, (list, tuple)) or [len(r) if isinstance(r, (list, tuple)) else 0 for r in rows] != [populations] * populations:
-        raise UsageError(f"attraction must be {populations} rows of {populations} numbers, a row a population.")
+        raise UsageError(f"attraction must be {populations} rows of {populations} numbers, a row a population")
     return tuple(tuple(real("attraction", v, -1000, 1000) for v in row) for row in rows)
