@@ -8,18 +8,20 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+import safetensors
+import safetensors.torch
+import torch
 from torch import Tensor
 
 from physarum.errors import UsageError
-from physarum.files import shown, written_whole
+from physarum.files import is_ordinary, shown, written_whole
 from physarum.model.maps import Maps
 from physarum.model.params import Params
 from physarum.model.state import State, check_state
-from physarum.model.world import World
+from physarum.model.world import World, as_worlds, check_reach
 
 FORMAT = "physarum checkpoint 1"
+DTYPES = (torch.float32, torch.int64, torch.int32, torch.int16, torch.bool)
 
 
 def save(path: str | PathLike[str], worlds: Sequence[World], state: State, run: Mapping[str, Any] | None = None) -> None:
@@ -36,7 +38,8 @@ def save(path: str | PathLike[str], worlds: Sequence[World], state: State, run: 
     """
     tensors = {name: tensor.cpu().contiguous() for name, tensor in state.tensors().items()}
     for i, world in enumerate(worlds):
-        tensors |= {f"{name}.{i}": field for name in Maps._fields if (field := getattr(world, name)) is not None}
+        # a copy, since worlds may share a map and the library writes no memory twice
+        tensors |= {f"{name}.{i}": field.contiguous().clone() for name in Maps._fields if (field := getattr(world, name)) is not None}
     description = json.dumps(
         {
             "step": state.step,
@@ -53,8 +56,9 @@ def save(path: str | PathLike[str], worlds: Sequence[World], state: State, run: 
         }
     )
     metadata = {"format": FORMAT, "description": description, "sha256": sha256(tensors, description)}
+    content = safetensors.torch.save(tensors, metadata)
     with written_whole(path) as part:
-        save_file(tensors, part, metadata)
+        part.write_bytes(content)
 
 
 def load(path: str | PathLike[str]) -> tuple[tuple[World, ...], State, dict[str, Any]]:
@@ -67,23 +71,27 @@ def load(path: str | PathLike[str]) -> tuple[tuple[World, ...], State, dict[str,
         UsageError: The file is missing, damaged or of another kind; nothing is loaded in part.
     """
     name = shown(path)
-    if not Path(path).is_file():
+    if not is_ordinary(path):
         raise UsageError(f"there is no checkpoint {name}: it is missing or no ordinary file")
     try:
-        with safe_open(path, framework="pt") as file:
+        # by its descriptor, since the library takes no name that is not UTF-8
+        with Path(path).open("rb") as opened, safetensors.safe_open(f"/dev/fd/{opened.fileno()}", framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise UsageError(f"{name} is no checkpoint of this version ({FORMAT})")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
-    except (SafetensorError, OSError) as error:
-        raise UsageError(f"{name} is no checkpoint, or it is damaged: {str(error).splitlines()[0]}") from error
+    except (safetensors.SafetensorError, OSError) as error:
+        raise UsageError(f"{name} is no checkpoint, or it is damaged: {shown(str(error))[:200]}") from error
+    strange = {key for key, tensor in tensors.items() if tensor.dtype not in DTYPES}
+    if strange:
+        raise UsageError(f"{name} holds no state that can be run: {min(strange)} is of a type that a checkpoint never has")
     description = metadata.get("description", "")
     if metadata.get("sha256") != sha256(tensors, description):
         raise UsageError(f"{name} is damaged: its content does not have the SHA-256 that it was written with")
     try:
         return _understood(tensors, json.loads(description))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{name} holds no state that can be run: {error}") from error
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise UsageError(f"{name} holds no state that can be run: {shown(str(error))[:200]}") from error
 
 
 def sha256(tensors: Mapping[str, Tensor], description: str = "") -> str:
@@ -108,6 +116,13 @@ def _understood(tensors: dict[str, Tensor], description: dict[str, Any]) -> tupl
         for i, w in enumerate(description["worlds"])
     )
     names = {f.name for f in dataclasses.fields(State)} - {"step"}
+    foreign = tensors.keys() - names - {f"{name}.{i}" for name in Maps._fields for i in range(len(worlds))}
+    if foreign:
+        raise ValueError(f"{min(foreign)} has no meaning here")
     state = State(**{name: tensors[name] for name in names}, step=description["step"])
-    check_state(state, len(worlds), len(worlds[0].populations))
+    check_state(state, len(worlds), len(as_worlds(worlds)[0].populations))
+    check_reach(worlds, state.size)
+    Maps.of(worlds, state.size)
+    if not isinstance(description["run"], dict):
+        raise TypeError("run is no table")
     return worlds, state, description["run"]

@@ -2,10 +2,15 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from physarum.errors import RunError
+
+
+def part_of(path: Path) -> Path:
+    """Where a file is written until it is whole."""
+    return path.with_name(f"{path.name}.part")
 
 
 @contextmanager
@@ -24,19 +29,40 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         RunError: The file cannot be written, with the operating system's reason.
     """
     final = Path(path)
-    part = final.with_name(f"{final.name}.part")
+    part = part_of(final)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         yield part
         with part.open("rb") as written:
             os.fsync(written.fileno())
         part.replace(final)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise RunError(f"cannot write {shown(final)}: {error.strerror or error}") from error
-    except BaseException:
-        part.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            part.unlink()
+        if isinstance(error, OSError):
+            raise RunError(f"cannot write {shown(final)}: {error.strerror or error}") from error
         raise
+
+
+def is_ordinary(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is that of a file that can be read to its end: no folder, pipe or device, and no impossible name."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def next_free(path: Path) -> Path:
+    """This path, or the first of name-2, name-3 and so on that does not exist; name-7 counts on with name-8."""
+    suffix = "".join(path.suffixes)
+    stem = path.name.removesuffix(suffix)
+    head, dash, tail = stem.rpartition("-")
+    number = int(tail) if dash and tail.isdecimal() else 1
+    stem = head if dash and tail.isdecimal() else stem
+    while path.exists():
+        number += 1
+        path = path.with_name(f"{stem}-{number}{suffix}")
+    return path
 
 
 def shown(path: str | os.PathLike[str]) -> str:

@@ -9,15 +9,17 @@ from typing import Any, NamedTuple
 
 from physarum import checkpoint
 from physarum.errors import UsageError
-from physarum.files import shown
+from physarum.files import next_free, shown
+from physarum.model.params import MOST_STEPS, whole
 from physarum.output.arrays import write_npz
 from physarum.output.frame import Renderer
 from physarum.output.manifest import versions, write_manifest
+from physarum.output.names import check_outputs
 from physarum.output.still import write_png
+from physarum.output.tone import exposure
 from physarum.output.video import VideoWriter
 from physarum.simulation import Simulation
 
-SUFFIXES = (".png", ".mp4", ".npz")
 RESPONSE = 0.2  # seconds between two looks at the stop flag, as far as whole steps allow
 
 
@@ -30,7 +32,7 @@ class Plan:
         outputs: Files to write; the suffix picks what: .png and .npz the end, .mp4 a frame at steps 0, every, 2 * every and so on.
         every: Steps from frame to frame.
         fps: Frames a second of the video.
-        mean: Trail shown in a middling tone; see `tone.expected_mean`.
+        mean: Trail shown in a middling tone; None for what `tone.exposure` expects of the agents.
         colormap: One of matplotlib's colour maps.
         checkpoint: Where to write the state at the end, when stopped, and every `checkpoint_every` steps; None for a file beside the
             first output, when stopped only.
@@ -39,14 +41,19 @@ class Plan:
     """
 
     steps: int
-    outputs: tuple[Path, ...]
-    every: int = 1
+    outputs: tuple[Path, ...] = ()
+    every: int = 4
     fps: Fraction = Fraction(30)
-    mean: float = 1.0
+    mean: float | None = None
     colormap: str = "magma"
     checkpoint: Path | None = None
     checkpoint_every: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outputs", tuple(Path(name) for name in self.outputs))
+        whole("steps", self.steps, 0, MOST_STEPS)
+        whole("every", self.every, 1, MOST_STEPS)
 
 
 @dataclass(frozen=True)
@@ -66,36 +73,6 @@ class Outcome:
     checkpoint: Path | None
 
 
-def check_outputs(
-    outputs: tuple[Path, ...], checkpoint: Path | None = None, inputs: tuple[Path, ...] = (), overwrite: bool = False
-) -> None:
-    """See that each file can be written and is written over nothing that is wanted.
-
-    Args:
-        outputs: Results; the suffix says which.
-        checkpoint: Where the state goes, or None; it may be an input, since it then takes the place of the state it goes on from.
-        inputs: Files that the run reads.
-        overwrite: Whether files that exist may be replaced.
-
-    Raises:
-        UsageError: A suffix is unknown, a file exists and `overwrite` is false, or an output is an input or named twice.
-    """
-    for path in outputs:
-        if path.suffix.lower() not in SUFFIXES:
-            raise UsageError(f"{shown(path)} has no suffix that says what to write: it must end in {', '.join(SUFFIXES)}")
-        if any(_same_file(path, other) for other in inputs):
-            raise UsageError(f"{shown(path)} is an input of this run, which is never overwritten: name another output")
-    targets = [*outputs, *([checkpoint] if checkpoint else [])]
-    for path in targets:
-        if path.is_dir():
-            raise UsageError(f"{shown(path)} is a folder: name a file")
-        renewed = path == checkpoint and any(_same_file(path, other) for other in inputs)
-        if path.exists() and not overwrite and not renewed:
-            raise UsageError(f"{shown(path)} exists: add --overwrite to replace it")
-    if len({path.absolute() for path in targets}) < len(targets):
-        raise UsageError("a file to write is named twice")
-
-
 def run(
     simulation: Simulation,
     plan: Plan,
@@ -103,7 +80,7 @@ def run(
     progress: Callable[[int], None] = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    """Run a simulation to its planned end and write what is planned.
+    """Run a simulation to its planned end and write what is planned; files that exist are replaced.
 
     Args:
         simulation: Of one world; its first world is drawn.
@@ -120,15 +97,20 @@ def run(
     """
     if plan.steps < simulation.step:
         raise UsageError(f"steps is {plan.steps}: the world has already completed {simulation.step}")
-    renderer = Renderer(plan.mean, plan.colormap)
-    videos = {path: VideoWriter(path, simulation.size, plan.fps) for path in plan.outputs if path.suffix.lower() == ".mp4"}
-    for sentence in {video.note for video in videos.values() if video.note}:
-        note(sentence)
+    check_outputs(plan.outputs, plan.checkpoint, overwrite=True)
+    mean = _mean(simulation, plan)
+    renderer = Renderer(mean, plan.colormap)
     began, first_step = time.perf_counter(), simulation.step
+    videos: dict[Path, VideoWriter] = {}
     try:
+        for path in plan.outputs:
+            if path.suffix.lower() == ".mp4":
+                videos[path] = VideoWriter(path, simulation.size, plan.fps)
+                if videos[path].note:
+                    note(f"{videos[path].note}")
         interrupted = _advance(simulation, plan, renderer, tuple(videos.values()), stopped, progress)
         seconds = time.perf_counter() - began
-        return _finish(simulation, plan, renderer, videos, Span(first_step, interrupted, seconds))
+        return _finish(simulation, plan, renderer, videos, Span(first_step, interrupted, seconds, mean))
     except BaseException:
         for video in videos.values():
             kept = video.keep()
@@ -137,12 +119,22 @@ def run(
         raise
 
 
+def _mean(simulation: Simulation, plan: Plan) -> float:
+    """The trail that the plan shows in a middling tone."""
+    if plan.mean is not None:
+        return plan.mean
+    world = simulation.worlds[0]
+    white = 0.0 if world.trail is None else float(world.trail.max())
+    return exposure(world.populations, simulation.agents_per_cell, plan.steps, white)
+
+
 class Span(NamedTuple):
     """The part of a world's life that a run covered."""
 
     first_step: int
     interrupted: bool
     seconds: float  # simulating, drawing and encoding
+    mean: float  # trail shown in a middling tone
 
 
 def _advance(
@@ -190,7 +182,7 @@ def _finish(simulation: Simulation, plan: Plan, renderer: Renderer, videos: Mapp
     state = simulation.state()
     kept = plan.checkpoint
     if kept is None and span.interrupted and plan.outputs:
-        kept = plan.outputs[0].with_name(f"{plan.outputs[0].name}.checkpoint.safetensors")
+        kept = next_free(plan.outputs[0].with_name(f"{plan.outputs[0].name}.checkpoint.safetensors"))
     if kept:
         checkpoint.save(kept, simulation.worlds, state, plan.settings)
     content = {
@@ -202,7 +194,7 @@ def _finish(simulation: Simulation, plan: Plan, renderer: Renderer, videos: Mapp
         "seed": simulation.worlds[0].seed,
         "backend": simulation.backend,
         "device": str(simulation.device),
-        "mean_trail": plan.mean,
+        "mean_trail": span.mean,
         "state_sha256": checkpoint.sha256(state.tensors()),
         "versions": versions(simulation.device),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -228,7 +220,3 @@ def _finish(simulation: Simulation, plan: Plan, renderer: Renderer, videos: Mapp
             written.append(shown(path))
         write_manifest(path, about | content)
     return Outcome(state.step, span.interrupted, tuple(written), kept)
-
-
-def _same_file(path: Path, other: Path) -> bool:
-    return path.exists() and other.exists() and path.samefile(other)

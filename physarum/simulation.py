@@ -13,7 +13,7 @@ from physarum.backends import BACKENDS, Choice, choose
 from physarum.backends.memory import check_memory
 from physarum.backends.torch_backend import TorchBackend
 from physarum.errors import UsageError
-from physarum.model.params import Params, check_size, default_agents, whole
+from physarum.model.params import MOST_AGENTS, MOST_STEPS, Params, check_size, default_agents, whole
 from physarum.model.start import random_start
 from physarum.model.state import State, check_state
 from physarum.model.world import World, as_worlds, check_reach
@@ -58,7 +58,7 @@ class Simulation:
             size = (512, 512) if batch[0].trail is None else (batch[0].trail.shape[-1], batch[0].trail.shape[-2])
         size = check_size(size)
         check_reach(batch, size)
-        slots = default_agents(size) if agents is None else whole("agents", agents, 1, 2**31)
+        slots = default_agents(size) if agents is None else whole("agents", agents, 1, MOST_AGENTS)
         populations = len(batch[0].populations)
         choice = self._chosen(backend, device, len(batch) * populations, size, slots, planned_steps)
         check_memory(BACKENDS[choice.backend], choice.device, len(batch), populations, size, slots)
@@ -118,7 +118,7 @@ class Simulation:
         Raises:
             UsageError: `steps` is no whole number, or the backend that was asked for fails on this machine.
         """
-        steps = whole("steps", steps, 0, 2**62)
+        steps = whole("steps", steps, 0, MOST_STEPS)
         if self._auto:
             self._choose_again(steps)
         self._backend.advance(steps, torch._C._autograd._profiler_enabled() if labelled is None else labelled)
@@ -202,10 +202,10 @@ class Simulation:
         return width, height
 
     @property
-    def agents_per_cell(self) -> float:
-        """How many agents live on a cell of the first world, on the average."""
+    def agents_per_cell(self) -> tuple[float, ...]:
+        """How many agents of each population of the first world there are on a cell, on the average."""
         width, height = self.size
-        return float(self._backend.count[0].sum()) / (width * height)
+        return tuple(count / (width * height) for count in self._backend.count[0].tolist())
 
     @property
     def backend(self) -> str:

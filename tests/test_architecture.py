@@ -64,11 +64,11 @@ def test_there_is_something_to_look_at() -> None:
     [
         ("import physarum", ["torch", "triton", "matplotlib", "av"]),
         (
-            "import sys; sys.argv = ['physarum', '--help']; import physarum.cli; physarum.cli._call()",
+            "import physarum.cli; physarum.cli.call(['--help'])",
             ["torch", "triton", "matplotlib", "av"],
         ),
         (
-            "import sys; sys.argv = ['physarum', 'run', '--help']; import physarum.cli; physarum.cli._call()",
+            "import physarum.cli; physarum.cli.call(['run', '--help'])",
             ["torch", "triton", "matplotlib", "av"],
         ),
         ("import physarum; physarum.Simulation", ["triton", "matplotlib", "av"]),

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
@@ -26,12 +27,13 @@ def main() -> None:
     handler.setFormatter(logging.Formatter("physarum: %(message)s"))
     logging.getLogger("physarum").addHandler(handler)
     logging.getLogger("physarum").setLevel(logging.INFO)
-    sys.exit(_finish(_call()))
+    sys.exit(_finish(call(sys.argv[1:])))
 
 
-def _call() -> int:
+def call(words: Sequence[str]) -> int:
+    """Carry out a command line; the exit code."""
     try:
-        return app(exit_on_error=False, print_error=False) or 0
+        return app(words, exit_on_error=False, print_error=False) or 0
     except (CycloptsError, UsageError) as error:
         say(_sentence(error))
         return 2

@@ -7,9 +7,9 @@ from typing import Any
 
 from physarum.cli.options import KEYS
 from physarum.errors import UsageError
-from physarum.files import shown
+from physarum.files import is_ordinary, shown
 
-LARGEST = 1 << 20  # bytes; nobody writes more by hand
+LARGEST = 1 << 14  # bytes; nobody writes more by hand
 
 
 def read_config(name: str) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def read_config(name: str) -> dict[str, Any]:
         UsageError: The file is missing, no UTF-8 or no TOML, or has a key that is no option.
     """
     path = Path(name)
-    if not path.is_file():
+    if not is_ordinary(path):
         raise UsageError(f"there is no config {shown(path)}: it is missing or no ordinary file")
     if path.stat().st_size > LARGEST:
         raise UsageError(f"{shown(path)} is too large for a config: at most {LARGEST} bytes are read")
@@ -29,12 +29,14 @@ def read_config(name: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UsageError(f"{shown(path)} is not UTF-8 in line {line}: save it with the encoding UTF-8") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"{shown(path)} is not TOML: {str(error) or 'nested too deeply'}") from error
+    except RecursionError as error:
+        raise UsageError(f"{shown(path)} is nested too deeply for a config") from error
+    except ValueError as error:  # tomllib.TOMLDecodeError, or a number of thousands of digits
+        raise UsageError(f"{shown(path)} is not TOML: {shown(str(error))[:200]}") from error
     for key in found:
         if key not in KEYS:
             near = get_close_matches(key.lower().replace("-", "_"), KEYS, 1)
-            raise UsageError(f"{shown(path)} has the unknown key {key!r}{f': did you mean {near[0]}?' if near else ''}")
+            raise UsageError(f"{shown(path)} has the unknown key {key[:60]!r}{f': did you mean {near[0]}?' if near else ''}")
     if isinstance(found.get("image"), str):
         found["image"] = str(path.parent / found["image"])
     return found

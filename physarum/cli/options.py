@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 
 from physarum.errors import UsageError
-from physarum.model.params import LARGEST_SEED, MOST_AGENTS, Params, check_size, real, whole
+from physarum.model.params import LARGEST_SEED, MOST_AGENTS, MOST_STEPS, Params, check_size, real, whole
 
 MODEL = Group("Model", sort_key=1)
 WORLD = Group("World", sort_key=2)
@@ -193,8 +193,8 @@ READERS: dict[str, Any] = {
     "seed": read_seed,
     "image": read_text,
     "image_strength": lambda name, value: real(name, value, 0, 1e9),
-    "steps": lambda name, value: whole(name, value, 0, 2**62),
-    "every": lambda name, value: whole(name, value, 1, 2**62),
+    "steps": lambda name, value: whole(name, value, 0, MOST_STEPS),
+    "every": lambda name, value: whole(name, value, 1, MOST_STEPS),
     "fps": read_fps,
     "colormap": read_text,
     "backend": read_text,

@@ -12,7 +12,7 @@ from physarum.cli.options import RUN, ModelOptions, OutputOptions, RunOptions, S
 from physarum.cli.progress import progress_bar
 from physarum.cli.signals import StopFlag, stop_flag
 from physarum.errors import UsageError
-from physarum.files import shown
+from physarum.files import next_free, shown
 
 if TYPE_CHECKING:
     from physarum.model.world import World
@@ -33,10 +33,10 @@ def run(
     """
     settings = Settings().changed(read_config(config) if config else {}).changed(given_options(model, world, run, output))
     from physarum.output.colour import colour_table  # noqa: PLC0415
-    from physarum.runner import check_outputs  # noqa: PLC0415
+    from physarum.output.names import check_outputs  # noqa: PLC0415
     from physarum.simulation import Simulation  # noqa: PLC0415
 
-    outputs = tuple(Path(name) for name in output.output or ()) or (_next_free(Path("outputs", "physarum-1.png")),)
+    outputs = tuple(Path(name) for name in output.output or ()) or (next_free(Path("outputs", "physarum-1.png")),)
     inputs = tuple(Path(name) for name in (settings.image, config) if name)
     check_outputs(outputs, _checkpoint(run), inputs, output.overwrite)
     colour_table(settings.colormap)
@@ -65,14 +65,14 @@ def resume(
     """
     from physarum import checkpoint  # noqa: PLC0415
     from physarum.output.colour import colour_table  # noqa: PLC0415
-    from physarum.runner import check_outputs  # noqa: PLC0415
+    from physarum.output.names import check_outputs  # noqa: PLC0415
     from physarum.simulation import Simulation  # noqa: PLC0415
 
     worlds, state, recorded = checkpoint.load(file)
     earlier = tuple(Path(name) for name in recorded.pop("outputs", ()))
     asked = {name: value for name, value in recorded.items() if value is not None}
     settings = Settings().changed(asked).changed(given_options(run, output))
-    outputs = tuple(Path(name) for name in output.output or ()) or tuple(_next_free(p) if p.suffix == ".mp4" else p for p in earlier)
+    outputs = tuple(Path(name) for name in output.output or ()) or tuple(next_free(p) if p.suffix == ".mp4" else p for p in earlier)
     check_outputs(outputs, _checkpoint(run), (Path(file),), output.overwrite)
     colour_table(settings.colormap)
     with stop_flag() as flag:
@@ -115,7 +115,7 @@ def _execute(simulation: "Simulation", settings: Settings, outputs: tuple[Path, 
         outputs=outputs,
         every=settings.every,
         fps=Fraction(settings.fps),
-        mean=exposure(settings.params, simulation.agents_per_cell, settings.steps, white),
+        mean=exposure((settings.params,), simulation.agents_per_cell, settings.steps, white),
         colormap=settings.colormap,
         checkpoint=_checkpoint(options),
         checkpoint_every=options.checkpoint_every or 0,
@@ -136,15 +136,3 @@ def _checkpoint(options: RunOptions) -> Path | None:
     if options.checkpoint_every is not None and (options.checkpoint is None or options.checkpoint_every < 1):
         raise UsageError("checkpoint_every must be 1 or more, and needs --checkpoint to name the file")
     return Path(options.checkpoint) if options.checkpoint else None
-
-
-def _next_free(path: Path) -> Path:
-    """This path, or the first of path-2, path-3 and so on (path-1 counts on) that does not exist."""
-    stem, number = path.stem, 1
-    head, dash, tail = stem.rpartition("-")
-    if dash and tail.isdecimal():
-        stem, number = head, int(tail)
-    while path.exists():
-        number += 1
-        path = path.with_name(f"{stem}-{number}{path.suffix}")
-    return path

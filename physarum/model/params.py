@@ -1,7 +1,6 @@
 """The parameters of a population: names, units, ranges and defaults, the same everywhere. No PyTorch here, so that `--help` is quick."""
 
 import dataclasses
-import math
 import numbers
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from physarum.errors import UsageError
 
 SMALLEST_SIDE, LARGEST_SIDE = 8, 65_536  # cells
 MOST_AGENTS = 2**31  # slots a world
+MOST_STEPS = 2**62
 LARGEST_SEED = 2**32 - 1
 
 
@@ -55,9 +55,9 @@ def real(name: str, value: Any, low: float, high: float) -> float:
         UsageError: It is no number, NaN, or outside.
     """
     if not isinstance(value, bool) and isinstance(value, numbers.Real):
-        number = float(value)
+        number: Any = value
         if low <= number <= high:
-            return number
+            return float(number)
     elif hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return real(name, value.item(), low, high)
     raise UsageError(f"{name} is {_described(value)}: it must be a number from {low:g} to {high:g}")
@@ -70,9 +70,9 @@ def whole(name: str, value: Any, low: int, high: int) -> int:
         UsageError: It is none, or outside.
     """
     if not isinstance(value, bool) and isinstance(value, numbers.Integral):
-        number = int(value)
+        number: Any = value
         if low <= number <= high:
-            return number
+            return int(number)
     elif hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return whole(name, value.item(), low, high)
     raise UsageError(f"{name} is {_described(value)}: it must be a whole number from {low} to {high}")
@@ -97,7 +97,7 @@ def default_agents(size: tuple[int, int]) -> int:
 
 
 def _described(value: Any) -> str:
-    if isinstance(value, float) and math.isnan(value):
-        return "nan"
+    if isinstance(value, int) and abs(value) >= 10**60:
+        return "a number of more than 60 digits"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -114,7 +114,7 @@ def motor(agents: Agents, senses: Senses, trail: Tensor, constants: Constants, m
         x, y = torch.where(lives, x, agents.x), torch.where(lives, y, agents.y)
         heading = torch.where(lives, heading, agents.heading)
         deposits = lives if deposits is None else deposits & lives
-    return agents._replace(x=x, y=y, heading=heading), deposits
+    return Agents(x, y, heading, agents.id, agents.last_id), deposits
 
 
 def count_in_cells(agents: Agents, deposits: Tensor | None, trail: Tensor) -> Tensor:

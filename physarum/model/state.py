@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from physarum.errors import UsageError
-from physarum.model.params import MOST_AGENTS, check_size
+from physarum.model.params import MOST_AGENTS, MOST_STEPS, check_size, whole
 from physarum.model.stages import STRONGEST, Agents
 
 
@@ -88,8 +88,7 @@ def check_state(state: State, worlds: int, populations: int) -> None:
     same = all(t.shape == shape for t in (state.x, state.y, state.heading, state.id))
     if not same or shape[:2] != (worlds, populations) or state.trail.shape[:2] != shape[:2] or state.count.shape != shape[:2]:
         raise UsageError(f"the state does not have the axes of {worlds} worlds with {populations} populations each")
-    if not isinstance(state.step, int) or state.step < 0:
-        raise UsageError(f"step is {state.step!r} in the state: it must be a whole number, 0 or more")
+    whole("step", state.step, 0, MOST_STEPS)
     if not bool(((state.count >= 0) & (state.count <= slots)).all()):
         raise UsageError(f"count in the state must be from 0 to {slots}")
     for name, side in (("x", width), ("y", height)):

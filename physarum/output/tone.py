@@ -6,11 +6,14 @@ alone. The exposure is fixed beforehand from counts, so a video does not flicker
 """
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from physarum.model.params import Params
+from physarum.model.stages import FAINTEST
 
 LEVELS = 256
 WHITE = 8.0  # times the mean trail; Jones' networks keep their thin strands and do not burn out
@@ -21,21 +24,22 @@ def expected_mean(deposit_amount: float, agents_per_cell: float, decay_rate: flo
 
     In equilibrium it is deposit_amount * agents_per_cell * (1 - decay_rate) / decay_rate; diffusion does not change it.
     """
-    remain = 1 - decay_rate
-    ages = step if decay_rate == 0 else remain * (1 - remain**step) / decay_rate
+    remain = float(np.float32(1 - decay_rate))  # as the model computes: a decay rate of 1e-9 is none
+    ages = step if remain == 1 else remain * (1 - remain**step) / (1 - remain)
     return deposit_amount * agents_per_cell * ages
 
 
-def exposure(params: Params, agents_per_cell: float, steps: int, picture_white: float = 0.0) -> float:
+def exposure(populations: Sequence[Params], agents_per_cell: Sequence[float], steps: int, picture_white: float = 0.0) -> float:
     """The mean trail to expose for: that at the end of a run; where agents leave none, a picture's white is shown white.
 
     Args:
-        params: Of the agents.
-        agents_per_cell: Their density.
+        populations: Of a world.
+        agents_per_cell: The density of each.
         steps: At the end.
         picture_white: Trail at the start where a picture is white, or 0.
     """
-    return expected_mean(params.deposit_amount, agents_per_cell, params.decay_rate, steps) or picture_white / WHITE or 1.0
+    means = (expected_mean(p.deposit_amount, n, p.decay_rate, steps) for p, n in zip(populations, agents_per_cell, strict=True))
+    return sum(means) or picture_white / WHITE or 1.0
 
 
 def thresholds(mean: float, white: float = WHITE) -> Tensor:
@@ -49,7 +53,8 @@ def thresholds(mean: float, white: float = WHITE) -> Tensor:
         float32 (255,), rising.
     """
     top = math.asinh(white)
-    return torch.tensor([mean * math.sinh((level - 0.5) / (LEVELS - 1) * top) for level in range(1, LEVELS)], dtype=torch.float32)
+    begins = [mean * math.sinh((level - 0.5) / (LEVELS - 1) * top) for level in range(1, LEVELS)]
+    return torch.tensor(begins, dtype=torch.float32).clamp(min=FAINTEST)  # no trail is black, however faint the mean
 
 
 def levels(trail: Tensor, steps: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class VideoWriter:
             RunError: The file cannot be made.
         """
         self.path = Path(path)
-        self.partial = self.path.with_name(f"{self.path.stem}.partial{self.path.suffix}")
+        self.partial = partial_path(self.path)
         self.rate = exact_rate(fps)
         self.frames = 0
         self._given = size
@@ -157,9 +157,12 @@ class VideoWriter:
         """End the video early, after a failure elsewhere, and keep its frames under the partial name.
 
         Returns:
-            A sentence about what is kept, or None for a video that has been closed, abandoned or kept before.
+            A sentence about what is kept, or None for a video without frames or one that has been closed, abandoned or kept before.
         """
         if self._closed:
+            return None
+        if self.frames == 0:
+            self.abandon()
             return None
         with suppress(OSError, av.FFmpegError):
             self._container.mux(self._stream.encode(None))
@@ -200,6 +203,11 @@ class VideoWriter:
             self.partial.unlink(missing_ok=True)
             return f"none of the frames of {shown(self.path)} could be kept"
         return f"the first {frames} frames of {shown(self.path)} are kept in {shown(self.partial)}, which plays"
+
+
+def partial_path(path: Path) -> Path:
+    """Where a video grows until it is finished."""
+    return path.with_name(f"{path.stem}.partial{path.suffix}")
 
 
 def exact_rate(fps: Fraction | float) -> Fraction:
