@@ -40,25 +40,24 @@ def save(path: str | PathLike[str], worlds: Sequence[World], state: State, run: 
     for i, world in enumerate(worlds):
         # a copy, since worlds may share a map and the library writes no memory twice
         tensors |= {f"{name}.{i}": field.contiguous().clone() for name in Maps._fields if (field := getattr(world, name)) is not None}
-    description = json.dumps(
-        {
-            "step": state.step,
-            "worlds": [
-                {
-                    "populations": [dataclasses.asdict(p) for p in w.populations],
-                    "attraction": w.attraction,
-                    "seed": w.seed,
-                    "number": w.number,
-                }
-                for w in worlds
-            ],
-            "run": dict(run or {}),
-        }
-    )
+    description = json.dumps({"step": state.step, "worlds": described(worlds), "run": dict(run or {})})
     metadata = {"format": FORMAT, "description": description, "sha256": sha256(tensors, description)}
     content = safetensors.torch.save(tensors, metadata)
     with written_whole(path) as part:
         part.write_bytes(content)
+
+
+def described(worlds: Sequence[World]) -> list[dict[str, Any]]:
+    """All of the worlds but their maps, in JSON's types."""
+    return [
+        {
+            "populations": [dataclasses.asdict(p) for p in w.populations],
+            "attraction": w.attraction,
+            "seed": w.seed,
+            "number": w.number,
+        }
+        for w in worlds
+    ]
 
 
 def load(path: str | PathLike[str]) -> tuple[tuple[World, ...], State, dict[str, Any]]:

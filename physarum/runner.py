@@ -187,10 +187,12 @@ def _finish(simulation: Simulation, plan: Plan, renderer: Renderer, videos: Mapp
         checkpoint.save(kept, simulation.worlds, state, plan.settings)
     content = {
         "settings": dict(plan.settings),
+        "worlds": checkpoint.described(simulation.worlds),
         "first_step": span.first_step,
         "step": state.step,
         "interrupted": span.interrupted,
         "size": list(simulation.size),
+        "agents": state.count.tolist(),
         "seed": simulation.worlds[0].seed,
         "backend": simulation.backend,
         "device": str(simulation.device),

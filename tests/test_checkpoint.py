@@ -7,6 +7,7 @@ import stat
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,15 @@ resource = pytest.importorskip("resource", reason="limits of file size need a PO
 SMALL = (9, 8)
 
 
-@pytest.fixture
-def full_disk() -> Iterator[Callable[[int], None]]:
-    """A function that makes writes beyond so many bytes of a file fail, as on a full disk."""
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Writes beyond so many bytes of a file fail in the block, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:  # before pytest goes on writing to a file of its own
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def small(seed: int = 3) -> Simulation:
@@ -188,11 +192,10 @@ def test_a_checkpoint_is_as_readable_as_any_new_file(tmp_path: Path) -> None:
 # Writing fails
 
 
-def test_a_full_disk_leaves_the_former_checkpoint(tmp_path: Path, full_disk: Callable[[int], None]) -> None:
+def test_a_full_disk_leaves_the_former_checkpoint(tmp_path: Path) -> None:
     small(1).save(tmp_path / "a")
     former = (tmp_path / "a").read_bytes()
-    full_disk(1000)
-    with pytest.raises(RunError, match=r"cannot write .*a: .*[Ff]ile too large") as error:
+    with full_disk(1000), pytest.raises(RunError, match=r"cannot write .*a: .*[Ff]ile too large") as error:
         small(2).save(tmp_path / "a")
     assert "\n" not in str(error.value)
     assert os.listdir(tmp_path) == ["a"]

@@ -342,7 +342,7 @@ def test_only_what_is_given_on_the_command_line_counts() -> None:
     groups = (
         ModelOptions(decay_rate=0.0),
         WorldOptions(seed="0"),
-        RunOptions(steps=0, checkpoint="c", checkpoint_every=2),
+        RunOptions(steps="0", checkpoint="c", checkpoint_every="2"),
         OutputOptions(output=("a",)),
     )
     assert given_options(*groups) == {"decay_rate": 0.0, "seed": "0", "steps": 0}

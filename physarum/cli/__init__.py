@@ -27,7 +27,20 @@ def main() -> None:
     handler.setFormatter(logging.Formatter("physarum: %(message)s"))
     logging.getLogger("physarum").addHandler(handler)
     logging.getLogger("physarum").setLevel(logging.INFO)
-    sys.exit(_finish(call(sys.argv[1:])))
+    if sys.stdout is None:
+        say("cannot print the results: stdout is closed")
+        sys.exit(1)
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # no name of a file may end a run
+    try:
+        code = call(sys.argv[1:])
+        sys.stdout.flush()
+    except SystemExit:  # rich, which prints the help, ends the program where the reader has left
+        code = _unprinted(BrokenPipeError())
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        code = _unprinted(error)
+    sys.exit(code)
 
 
 def call(words: Sequence[str]) -> int:
@@ -40,22 +53,17 @@ def call(words: Sequence[str]) -> int:
     except RunError as error:
         say(_sentence(error))
         return 1
-    except BrokenPipeError:
-        return 0
     except KeyboardInterrupt:
         return 130
 
 
-def _finish(code: int) -> int:
-    """Flush what was printed; a reader that left, as `head` does, is no fault, a full disk is."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            say(f"cannot print the results: {error.strerror}")
-            return 1
-    return code
+def _unprinted(error: OSError) -> int:
+    """The exit code where stdout takes no more: a reader that left, as `head` does, is no fault, a full disk is."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what the interpreter flushes at its end
+    if isinstance(error, BrokenPipeError):
+        return 0
+    say(f"cannot print the results: {error.strerror}")
+    return 1
 
 
 def _sentence(error: Exception) -> str:

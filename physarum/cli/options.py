@@ -55,11 +55,11 @@ class WorldOptions:
 class RunOptions:
     """Options of the run; None where not given."""
 
-    steps: Annotated[int | None, Parameter(help="completed at the end; 0 shows the start [1000]", group=RUN)] = None
+    steps: Annotated[str | None, Parameter(help="completed at the end; 0 shows the start [1000]", group=RUN)] = None
     backend: Annotated[str | None, Parameter(help="torch, compile or auto [auto]", group=RUN)] = None
-    device: Annotated[str | None, Parameter(help="cpu, cuda, cuda:1 … or auto [auto]", group=RUN)] = None
+    device: Annotated[str | None, Parameter(help="cpu, cuda, cuda:1 and so on, or auto [auto]", group=RUN)] = None
     checkpoint: Annotated[str | None, Parameter(help="file for the state at the end, or where the run is stopped", group=RUN)] = None
-    checkpoint_every: Annotated[int | None, Parameter(help="also write it every so many steps", group=RUN)] = None
+    checkpoint_every: Annotated[str | None, Parameter(help="also write it every so many steps", group=RUN)] = None
 
 
 @Parameter(name="*")
@@ -77,7 +77,7 @@ class OutputOptions:
             consume_multiple=False,
         ),
     ] = None
-    every: Annotated[int | None, Parameter(help="steps from frame to frame of a video [4]", group=OUTPUT)] = None
+    every: Annotated[str | None, Parameter(help="steps from frame to frame of a video [4]", group=OUTPUT)] = None
     fps: Annotated[str | None, Parameter(help="frames a second of a video [30]", group=OUTPUT)] = None
     colormap: Annotated[str | None, Parameter(help="one of matplotlib's [magma]", group=OUTPUT)] = None
     overwrite: Annotated[bool, Parameter(name=["--overwrite", "-y"], help="replace outputs that exist", group=OUTPUT, negative=())] = False
@@ -207,4 +207,12 @@ KEYS = (*(f.name for f in dataclasses.fields(Params)), *READERS)
 def given_options(*groups: Any) -> dict[str, Any]:
     """What was given on the command line, by name."""
     values = {f.name: getattr(group, f.name) for group in groups for f in dataclasses.fields(group)}
-    return {name: value for name, value in values.items() if value is not None and name in KEYS}
+    given = {name: value for name, value in values.items() if value is not None and name in KEYS}
+    return {name: typed_count(name, value) if name in ("steps", "every") else value for name, value in given.items()}
+
+
+def typed_count(name: str, text: str) -> int:
+    """A number of steps as it was typed; the parser of the command line would cut 2.5 to 2."""
+    if not re.fullmatch(r"-?\d{1,40}", text, re.ASCII):
+        raise UsageError(f"{name} is {text!r}: it must be a whole number")
+    return int(text)

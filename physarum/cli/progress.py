@@ -8,7 +8,7 @@ from contextlib import contextmanager
 @contextmanager
 def progress_bar(first: int, steps: int) -> Iterator[Callable[[int], None]]:
     """A bar on stderr from step `first` to `steps`; the block calls what it is given with the completed steps."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield lambda _: None
         return
     from rich.console import Console  # noqa: PLC0415 (slow to import)

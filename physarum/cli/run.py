@@ -1,5 +1,6 @@
 """`physarum run` and `physarum resume`. PyTorch is imported when a run begins, so that `--help` does not wait for it."""
 
+import dataclasses
 import shlex
 import sys
 from pathlib import Path
@@ -8,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from physarum.cli.config import read_config
-from physarum.cli.options import RUN, ModelOptions, OutputOptions, RunOptions, Settings, WorldOptions, given_options
+from physarum.cli.options import RUN, ModelOptions, OutputOptions, RunOptions, Settings, WorldOptions, given_options, typed_count
 from physarum.cli.progress import progress_bar
 from physarum.cli.signals import StopFlag, stop_flag
 from physarum.errors import UsageError
 from physarum.files import next_free, shown
+from physarum.model.params import MOST_STEPS, whole
 
 if TYPE_CHECKING:
     from physarum.model.world import World
@@ -36,9 +38,9 @@ def run(
     from physarum.output.names import check_outputs  # noqa: PLC0415
     from physarum.simulation import Simulation  # noqa: PLC0415
 
-    outputs = tuple(Path(name) for name in output.output or ()) or (next_free(Path("outputs", "physarum-1.png")),)
-    inputs = tuple(Path(name) for name in (settings.image, config) if name)
-    check_outputs(outputs, _checkpoint(run), inputs, output.overwrite)
+    outputs = tuple(Path(name) for name in output.output or ()) or _default_outputs()
+    inputs = [Path(name) for name in (settings.image, config) if name]
+    check_outputs(outputs, _checkpoint(run)[0], inputs, overwrite=output.overwrite)
     colour_table(settings.colormap)
     world_to_run = _world(settings)
     with stop_flag() as flag:
@@ -70,10 +72,12 @@ def resume(
 
     worlds, state, recorded = checkpoint.load(file)
     earlier = tuple(Path(name) for name in recorded.pop("outputs", ()))
+    earlier = tuple(next_free(path) if path.suffix.lower() == ".mp4" else path for path in earlier)
+    outputs = tuple(Path(name) for name in output.output or ()) or earlier or _default_outputs()
+    check_outputs(outputs, _checkpoint(run)[0], resumed=Path(file), overwrite=output.overwrite)
     asked = {name: value for name, value in recorded.items() if value is not None}
-    settings = Settings().changed(asked).changed(given_options(run, output))
-    outputs = tuple(Path(name) for name in output.output or ()) or tuple(next_free(p) if p.suffix == ".mp4" else p for p in earlier)
-    check_outputs(outputs, _checkpoint(run), (Path(file),), output.overwrite)
+    world = {"attraction": worlds[0].attraction[0][0], "seed": worlds[0].seed, **dataclasses.asdict(worlds[0].populations[0])}
+    settings = Settings().changed(asked | world).changed(given_options(run, output))
     colour_table(settings.colormap)
     with stop_flag() as flag:
         simulation = Simulation.from_state(worlds, state, settings.backend, settings.device, settings.steps - state.step)
@@ -82,7 +86,8 @@ def resume(
 
 def say(sentence: str) -> None:
     """Tell the user something that is not a result."""
-    print(f"physarum: {sentence}", file=sys.stderr, flush=True)
+    if sys.stderr is not None:
+        print(f"physarum: {sentence}", file=sys.stderr, flush=True)
 
 
 def _world(settings: Settings) -> "World":
@@ -110,15 +115,16 @@ def _execute(simulation: "Simulation", settings: Settings, outputs: tuple[Path, 
     from physarum.runner import Plan, run  # noqa: PLC0415
 
     white = settings.white if settings.image else 0.0
+    checkpoint, checkpoint_every = _checkpoint(options)
     plan = Plan(
         steps=settings.steps,
         outputs=outputs,
         every=settings.every,
         fps=Fraction(settings.fps),
-        mean=exposure((settings.params,), simulation.agents_per_cell, settings.steps, white),
+        mean=exposure(simulation.worlds[0].populations, simulation.agents_per_cell, settings.steps, white),
         colormap=settings.colormap,
-        checkpoint=_checkpoint(options),
-        checkpoint_every=options.checkpoint_every or 0,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
         settings={**settings.as_json(), "outputs": [str(path) for path in outputs]},
     )
     say(f"seed {simulation.worlds[0].seed}{f', from step {simulation.step}' if simulation.step else ''}")
@@ -126,13 +132,27 @@ def _execute(simulation: "Simulation", settings: Settings, outputs: tuple[Path, 
         outcome = run(simulation, plan, flag.is_set, progress, say)
     for sentence in outcome.written:
         print(f"wrote {sentence}")
-    if not outcome.interrupted or flag.signal is None:
+    if flag.signal is None or not outcome.interrupted or outcome.checkpoint is None:
         return 0
-    say(f"stopped after {outcome.step} of {plan.steps} steps; to go on: physarum resume {shlex.quote(str(outcome.checkpoint))}")
+    say(f"stopped after {outcome.step} of {plan.steps} steps; to go on: physarum resume {_typed(outcome.checkpoint)}")
     return 128 + flag.signal
 
 
-def _checkpoint(options: RunOptions) -> Path | None:
-    if options.checkpoint_every is not None and (options.checkpoint is None or options.checkpoint_every < 1):
-        raise UsageError("checkpoint_every must be 1 or more, and needs --checkpoint to name the file")
-    return Path(options.checkpoint) if options.checkpoint else None
+def _checkpoint(options: RunOptions) -> tuple[Path | None, int]:
+    """Where to save the state, and how often besides the end (0 for not)."""
+    if options.checkpoint_every is not None and options.checkpoint is None:
+        raise UsageError("checkpoint_every needs --checkpoint to name the file")
+    every = 0
+    if options.checkpoint_every is not None:
+        every = whole("checkpoint_every", typed_count("checkpoint_every", options.checkpoint_every), 1, MOST_STEPS)
+    return (Path(options.checkpoint) if options.checkpoint else None), every
+
+
+def _default_outputs() -> tuple[Path, ...]:
+    return (next_free(Path("outputs", "physarum-1.png")),)
+
+
+def _typed(path: Path) -> str:
+    """A path as it can be typed after a command."""
+    name = str(path)
+    return shlex.quote(f"./{name}" if name.startswith("-") else name)

@@ -12,19 +12,26 @@ from physarum.output.video import partial_path
 SUFFIXES = (".png", ".mp4", ".npz")
 
 
-def check_outputs(outputs: Iterable[Path], checkpoint: Path | None = None, inputs: Iterable[Path] = (), overwrite: bool = False) -> None:
+def check_outputs(
+    outputs: Iterable[Path],
+    checkpoint: Path | None = None,
+    inputs: Iterable[Path] = (),
+    resumed: Path | None = None,
+    overwrite: bool = False,
+) -> None:
     """See that each file can be written and is written over nothing that is wanted.
 
     Args:
         outputs: Results; the suffix says which. A manifest comes with each, and a partial file with a video.
-        checkpoint: Where the state goes, or None; it may be an input, since it then takes the place of the state it goes on from.
+        checkpoint: Where the state goes, or None.
         inputs: Files that the run reads.
+        resumed: The checkpoint that the run goes on from, which only its own checkpoint may replace; None for a new run.
         overwrite: Whether files that exist may be replaced.
 
     Raises:
         UsageError: A suffix is unknown, no file can be there, a file exists and `overwrite` is false, or a name is needed twice.
     """
-    outputs, inputs = tuple(outputs), tuple(inputs)
+    outputs, inputs = tuple(outputs), (*inputs, *([resumed] if resumed else []))
     for path in outputs:
         if path.suffix.lower() not in SUFFIXES:
             raise UsageError(f"{shown(path)} has no suffix that says what to write: it must end in {', '.join(SUFFIXES)}")
@@ -33,13 +40,13 @@ def check_outputs(outputs: Iterable[Path], checkpoint: Path | None = None, input
         lasting = (target,) if target == checkpoint else _lasting(target)
         for path in (*lasting, *map(part_of, lasting)):
             _check_place(path)
-            renewed = target == checkpoint and path == target
+            renewed = path == checkpoint and resumed is not None and _same_file(path, resumed)
             if not renewed and any(_same_file(path, other) for other in inputs):
                 raise UsageError(f"{shown(path)} is an input of this run, which is never overwritten: name another output")
-            if path in lasting and path.exists() and not overwrite and not (renewed and any(_same_file(path, i) for i in inputs)):
+            if path in lasting and path.exists() and not overwrite and not renewed:
                 raise UsageError(f"{shown(path)} exists: add --overwrite to replace it")
             if os.path.realpath(path) in taken:
-                raise UsageError(f"{shown(path)} would be written twice: name another output")
+                raise UsageError(f"{shown(path)} is named twice: each output needs a file of its own, and one for its manifest")
         taken |= {os.path.realpath(path) for path in (*lasting, *map(part_of, lasting))}
 
 
