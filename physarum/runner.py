@@ -98,6 +98,8 @@ def run(
     if plan.steps < simulation.step:
         raise UsageError(f"steps is {plan.steps}: the world has already completed {simulation.step}")
     check_outputs(plan.outputs, plan.checkpoint, overwrite=True)
+    if plan.steps > simulation.step:
+        simulation.warm_up()  # what cannot be compiled is said before anything is written
     mean = _mean(simulation, plan)
     renderer = Renderer(mean, plan.colormap)
     began, first_step = time.perf_counter(), simulation.step

@@ -86,6 +86,12 @@ def test_missing_headers_are_said_beforehand(monkeypatch: pytest.MonkeyPatch, tm
         Simulation(AWKWARD, SIZE, 500, backend="compile", device="cpu")
 
 
+def test_a_cache_that_cannot_be_written_is_said_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/nowhere")
+    with pytest.raises(UsageError, match="TORCHINDUCTOR_CACHE_DIR is /proc/nowhere"):
+        Simulation(AWKWARD, SIZE, 500, backend="compile", device="cpu")
+
+
 @pytest.mark.parametrize("planned", [0, 10**7])
 def test_a_compiler_that_fails_is_a_sentence_and_auto_goes_on(
     planned: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, graphs, caplog: pytest.LogCaptureFixture

@@ -345,7 +345,9 @@ def test_only_what_is_given_on_the_command_line_counts() -> None:
         RunOptions(steps="0", checkpoint="c", checkpoint_every="2"),
         OutputOptions(output=("a",)),
     )
-    assert given_options(*groups) == {"decay_rate": 0.0, "seed": "0", "steps": 0}
+    given = given_options(*groups)
+    assert set(given) == {"decay_rate", "seed", "steps"}
+    assert Settings().changed({"seed": 3, "steps": 9}).changed(given) == Settings().changed({"decay_rate": 0.0, "seed": 0, "steps": 0})
 
 
 def test_the_picture_is_white_at_ten_deposits_unless_told() -> None:

@@ -74,6 +74,9 @@ class CompileBackend(TorchBackend):
             return f"a C++ compiler: there is no {compiler} (on Debian and Ubuntu: apt install g++)"
         if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
             return "Python.h, the headers of this Python (on Debian and Ubuntu: apt install python3-dev)"
+        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        if cache and not _can_write(Path(cache)):
+            return f"a folder to keep compiled kernels in: TORCHINDUCTOR_CACHE_DIR is {cache}, which cannot be written"
         return None
 
     def load(self, worlds: Sequence[World], state: State) -> None:
@@ -147,6 +150,15 @@ class CompileBackend(TorchBackend):
 
     def _free_motion(self) -> Motion:
         return next(m for m in self._motions if m.x is not self._now.agents.x)
+
+
+def _can_write(folder: Path) -> bool:
+    """Whether there is such a folder, or can be, that takes files."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 @contextmanager

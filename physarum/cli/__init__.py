@@ -27,6 +27,7 @@ def main() -> None:
     handler.setFormatter(logging.Formatter("physarum: %(message)s"))
     logging.getLogger("physarum").addHandler(handler)
     logging.getLogger("physarum").setLevel(logging.INFO)
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns where a home folder cannot be written, which we do not need
     if sys.stdout is None:
         say("cannot print the results: stdout is closed")
         sys.exit(1)
