@@ -54,14 +54,13 @@ def is_ordinary(path: str | os.PathLike[str]) -> bool:
 
 def next_free(path: Path) -> Path:
     """This path, or the first of name-2, name-3 and so on that does not exist; name-7 counts on with name-8."""
-    suffix = "".join(path.suffixes)
-    stem = path.name.removesuffix(suffix)
+    stem, number = path.stem, 1
     head, dash, tail = stem.rpartition("-")
-    number = int(tail) if dash and tail.isdecimal() else 1
-    stem = head if dash and tail.isdecimal() else stem
+    if dash and tail.isdecimal():
+        stem, number = head, int(tail)
     while path.exists():
         number += 1
-        path = path.with_name(f"{stem}-{number}{suffix}")
+        path = path.with_name(f"{stem}-{number}{path.suffix}")
     return path
 
 

@@ -31,6 +31,7 @@ class Plan:
         steps: Completed steps at its end, counted from the start of the world.
         outputs: Files to write; the suffix picks what: .png and .npz the end, .mp4 a frame at steps 0, every, 2 * every and so on.
         every: Steps from frame to frame.
+        start_shown: Another video shows the state that a run from step 0 begins with, so this one begins after it.
         fps: Frames a second of the video.
         mean: Trail shown in a middling tone; None for what `tone.exposure` expects of the agents.
         colormap: One of matplotlib's colour maps.
@@ -43,6 +44,7 @@ class Plan:
     steps: int
     outputs: tuple[Path, ...] = ()
     every: int = 4
+    start_shown: bool = False
     fps: Fraction = Fraction(30)
     mean: float | None = None
     colormap: str = "magma"
@@ -113,11 +115,13 @@ def run(
         interrupted = _advance(simulation, plan, renderer, tuple(videos.values()), stopped, progress)
         seconds = time.perf_counter() - began
         return _finish(simulation, plan, renderer, videos, Span(first_step, interrupted, seconds, mean))
-    except BaseException:
+    except BaseException as error:
         for video in videos.values():
             kept = video.keep()
             if kept:
                 note(kept)
+        if isinstance(error, Exception) and simulation.step > first_step:
+            _save_what_is_left(simulation, plan, note)
         raise
 
 
@@ -128,6 +132,25 @@ def _mean(simulation: Simulation, plan: Plan) -> float:
     world = simulation.worlds[0]
     white = 0.0 if world.trail is None else float(world.trail.max())
     return exposure(world.populations, simulation.agents_per_cell, plan.steps, white)
+
+
+def _save_what_is_left(simulation: Simulation, plan: Plan, note: Callable[[str], None]) -> None:
+    """After a failure, save the state if that still works, so that the steps so far are not lost."""
+    path = _stopped_checkpoint(plan)
+    if path is None:
+        return
+    try:
+        checkpoint.save(path, simulation.worlds, simulation.state(), plan.settings)
+    except RuntimeError:  # RunError, or a device that has failed
+        return
+    note(f"the state at step {simulation.step} is kept in {shown(path)}")
+
+
+def _stopped_checkpoint(plan: Plan) -> Path | None:
+    """Where the state goes when a run ends before its time."""
+    if plan.checkpoint or not plan.outputs:
+        return plan.checkpoint
+    return next_free(plan.outputs[0].with_name(f"{plan.outputs[0].name}.checkpoint.safetensors"))
 
 
 class Span(NamedTuple):
@@ -155,7 +178,7 @@ def _advance(
             for video in videos:
                 video.write(frame)
 
-    if simulation.step == 0:
+    if simulation.step == 0 and not plan.start_shown:
         draw()
     pace = 1  # steps that take about RESPONSE seconds
     while simulation.step < plan.steps:
@@ -182,9 +205,7 @@ def _next_stop(step: int, plan: Plan, frames: bool) -> int:
 def _finish(simulation: Simulation, plan: Plan, renderer: Renderer, videos: Mapping[Path, VideoWriter], span: Span) -> Outcome:
     """Save the state if that is planned or the run was interrupted, then write the outputs and their manifests."""
     state = simulation.state()
-    kept = plan.checkpoint
-    if kept is None and span.interrupted and plan.outputs:
-        kept = next_free(plan.outputs[0].with_name(f"{plan.outputs[0].name}.checkpoint.safetensors"))
+    kept = _stopped_checkpoint(plan) if span.interrupted else plan.checkpoint
     if kept:
         checkpoint.save(kept, simulation.worlds, state, plan.settings)
     content = {

@@ -1,6 +1,9 @@
 """Worlds that the exactness tests run, and how they are given to the oracle."""
 
 import dataclasses
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import oracle
@@ -89,3 +92,14 @@ def differing_from_oracle(state: State, expected: list[oracle.State]) -> dict[st
     agents = {name: stack(name).gather(-1, order) for name in ("x", "y", "heading", "id")}
     count = torch.from_numpy(np.stack([np.asarray(e.count, np.int64) for e in expected]))
     return differing(state, State(**agents, trail=stack("trail"), count=count, step=expected[0].step))
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Writes beyond so many bytes of a file fail in the block, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:  # before pytest goes on writing to a file of its own
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -6,35 +6,21 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cases import AWKWARD, NARROW, SIZE, blobs, differing, mapped_world, noise
+from cases import AWKWARD, NARROW, SIZE, blobs, differing, full_disk, mapped_world, noise
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from physarum import Params, RunError, Simulation, State, UsageError, World, checkpoint
 
-resource = pytest.importorskip("resource", reason="limits of file size need a POSIX system")
-
 SMALL = (9, 8)
-
-
-@contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """Writes beyond so many bytes of a file fail in the block, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:  # before pytest goes on writing to a file of its own
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def small(seed: int = 3) -> Simulation:

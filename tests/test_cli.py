@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import pty
 import re
 import shlex
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -513,8 +515,8 @@ def test_a_resumed_run_has_the_options_and_reaches_the_bits_of_the_whole_one(phy
 
 
 def test_each_resumption_of_a_video_gets_the_next_name(physarum: Caller) -> None:
-    finished(physarum, "--steps", "3", "-o", "a.MP4", "-o", "b-7.mp4", "--checkpoint", "c")
-    for steps, names in ((6, ("a-2.MP4", "b-8.mp4")), (9, ("a-3.MP4", "b-9.mp4"))):
+    finished(physarum, "--steps", "3", "-o", "a.MP4", "-o", "b-7.mp4", "-o", "v1.5.mp4", "--checkpoint", "c")
+    for steps, names in ((6, ("a-2.MP4", "b-8.mp4", "v1.5-2.mp4")), (9, ("a-3.MP4", "b-9.mp4", "v1.5-3.mp4"))):
         code, out, _ = physarum("resume", "c", "--checkpoint", "c", "--steps", str(steps))
         assert code == 0
         assert [line.split()[1] for line in out.splitlines()] == list(names)
@@ -715,6 +717,45 @@ def test_a_closed_stderr_does_not_end_a_run(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["a.npz", "a.npz.json"]
 
 
+@pytest.mark.parametrize("gone", ["pipe", "full"])
+def test_a_stderr_that_takes_nothing_changes_neither_the_result_nor_the_exit_code(tmp_path: Path, gone: str) -> None:
+    for arguments, code in (((*RUN, "-o", "a.npz"), 0), ((*RUN, "--seed", "x"), 2)):
+        if gone == "full":
+            writer = os.open("/dev/full", os.O_WRONLY)
+        else:
+            reader, writer = os.pipe()
+            os.close(reader)
+        running = process(*arguments, stderr=writer, cwd=tmp_path)
+        os.close(writer)
+        running.communicate(timeout=30)
+        assert running.returncode == code
+    assert sorted(os.listdir(tmp_path)) == ["a.npz", "a.npz.json"]
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_terminal_gets_its_cursor_back(tmp_path: Path, signals: int) -> None:
+    ours, theirs = pty.openpty()
+    words = (*RUN[:-4], "--steps", "1000000", "--every", "1", "-o", "a.mp4")
+    script = SLOW if signals == 2 else "from physarum.cli import main; main()"
+    running = subprocess.Popen([sys.executable, "-c", script, *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    sent = 0
+    with suppress(OSError):  # EIO at the end
+        while piece := os.read(ours, 65536):
+            shown += piece
+            if sent < signals and b"\x1b[?25l" in shown and (tmp_path / "a.partial.mp4").exists():
+                running.send_signal(signal.SIGINT)
+                sent += 1
+                if signals == 2:
+                    time.sleep(0.5)  # the first would be one with the second
+                    running.send_signal(signal.SIGINT)
+                    sent += 1
+    os.close(ours)
+    assert running.wait(30) in (130, -signal.SIGINT)
+    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l"), "the last word is to show it"
+
+
 @pytest.mark.parametrize(
     "environment",
     [
@@ -766,3 +807,24 @@ def test_the_picture_of_a_run_is_the_same_on_every_machine(physarum: Caller) -> 
     with Image.open("a.png") as image:
         assert hashlib.sha256(np.asarray(image).tobytes()).hexdigest() == "170b3a8291c481f5e7f5a5189d13d8f67326d22e35550781962c3b1c550a6655"
     assert manifest("a.npz")["state_sha256"] == "088bce7a2a9cba9296c44a8485e08eeae72333db7440f8c04506460e2df14e0d"
+
+
+def test_a_successor_does_not_show_the_start_again(physarum: Caller) -> None:
+    assert physarum("run", *SMALL, "--steps", "0", "--every", "2", "-o", "a.mp4", "--checkpoint", "c")[0] == 0
+    assert physarum("resume", "c", "--steps", "8")[0] == 0
+    assert (played(Path("a.mp4")), played(Path("a-2.mp4"))) == (1, 4)
+    assert physarum("resume", "c", "--steps", "8", "-o", "b.mp4")[0] == 0
+    assert played(Path("b.mp4")) == 5, "a video of its own shows it"
+
+
+def test_a_complete_run_is_not_resumed_for_nothing(physarum: Caller) -> None:
+    assert physarum("run", *SMALL, "--steps", "4", "-o", "a.mp4", "--checkpoint", "c")[0] == 0
+    refused(physarum("resume", "c"), "the run is complete with 4 steps: give --steps to go on")
+    assert physarum("resume", "c", "-o", "b.png")[0] == 0
+
+
+def test_a_picture_shows_where_agents_leave_nothing(physarum: Caller) -> None:
+    save_picture(Path("photo.png"), format="PNG")
+    assert physarum("run", "--image", "photo.png", "--deposit-amount", "0", "--steps", "0", "-o", "a.png")[0] == 0
+    with Image.open("a.png") as image:
+        assert np.asarray(image).max() > 200

@@ -4,8 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from cases import AWKWARD, differing, mapped_world
+from cases import AWKWARD, differing, full_disk, mapped_world
 from PIL import Image
 
 from physarum import RunError, Simulation, State, UsageError, World, __version__, checkpoint, runner
@@ -22,21 +21,8 @@ from physarum.output.names import check_outputs
 from physarum.output.video import VideoWriter
 from physarum.runner import Outcome, Plan, run
 
-resource = pytest.importorskip("resource", reason="limits of file size need a POSIX system")
-
 SIZE = (64, 48)
 MEAN = 4.0
-
-
-@contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """Writes beyond so many bytes of a file fail in the block, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:  # before pytest goes on writing to a file of its own
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture
@@ -342,12 +328,17 @@ def test_a_failing_encoder_keeps_the_frames_of_every_video(
     with pytest.raises(type(error)) as raised:
         run(simulation(), plan(40, tmp_path / "a.mp4", tmp_path / "b.mp4", tmp_path / "c.png", every=2), note=notes.append)
     assert raised.value is error
+    left = ["a.partial.mp4", "b.partial.mp4"][: 1 + (count > 0)]
+    if count and not isinstance(error, KeyboardInterrupt):
+        assert "the state at step 10 is kept in " in notes.pop()
+        assert differing(checkpoint.load(tmp_path / "a.mp4.checkpoint.safetensors")[1], simulation(10).state()) == {}
+        left.append("a.mp4.checkpoint.safetensors")
     assert len(notes) == 1 + (count > 0), "a video without frames is not worth a word"
     for note, name, kept in zip(notes, ("a", "b"), (count + 1, count), strict=False):
         assert f"the first {kept} frames of " in note
         assert f"{name}.partial.mp4, which plays" in note
         assert played(tmp_path / f"{name}.partial.mp4") == kept
-    assert sorted(os.listdir(tmp_path)) == ["a.partial.mp4", "b.partial.mp4"][: 1 + (count > 0)]
+    assert sorted(os.listdir(tmp_path)) == sorted(left)
 
 
 def test_a_failing_simulation_keeps_the_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +355,8 @@ def test_a_failing_simulation_keeps_the_frames(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(MemoryError):
         run(sim, plan(40, tmp_path / "a.mp4", every=2), note=notes.append)
     assert "the first 4 frames of" in notes[0]
-    assert os.listdir(tmp_path) == ["a.partial.mp4"]
+    assert sorted(os.listdir(tmp_path)) == ["a.mp4.checkpoint.safetensors", "a.partial.mp4"]
+    assert differing(checkpoint.load(tmp_path / "a.mp4.checkpoint.safetensors")[1], simulation(6).state()) == {}
     assert played(tmp_path / "a.partial.mp4") == 4
 
 
@@ -374,7 +366,7 @@ def test_a_full_disk_keeps_the_video_and_names_it(tmp_path: Path) -> None:
         pytest.raises(RunError, match=r"cannot write .*a\.mp4: .*; the first \d+ frames of .* are kept in .*a\.partial\.mp4, which plays"),
     ):
         run(simulation(), plan(2000, tmp_path / "a.mp4"))
-    assert os.listdir(tmp_path) == ["a.partial.mp4"]
+    assert sorted(os.listdir(tmp_path)) == ["a.mp4.checkpoint.safetensors", "a.partial.mp4"]
     assert played(tmp_path / "a.partial.mp4") > 20
 
 

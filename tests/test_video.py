@@ -11,12 +11,11 @@ from fractions import Fraction
 import av
 import numpy as np
 import pytest
+from cases import full_disk
 
 from physarum.errors import RunError, UsageError
 from physarum.output import video
 from physarum.output.video import VideoWriter, exact_rate
-
-resource = pytest.importorskip("resource", reason="limits of file size need a POSIX system")
 
 
 def frames_of(path):
@@ -43,14 +42,6 @@ def write(path, frames):
         for frame in frames:
             writer.write(frame)
     return writer
-
-
-@pytest.fixture
-def full_disk():
-    """A function that makes writes beyond so many bytes of a file fail, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_every_frame_arrives_in_order(tmp_path, capfd):
@@ -284,9 +275,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert 60 <= len(frames_of(tmp_path / "a.partial.mp4")) <= 150
 
 
-def test_a_full_disk_keeps_what_plays(tmp_path, full_disk, capfd):
-    full_disk(400_000)
-    with pytest.raises(RunError) as caught:
+def test_a_full_disk_keeps_what_plays(tmp_path, capfd):
+    with full_disk(400_000), pytest.raises(RunError) as caught:
         write(tmp_path / "a.mp4", noise(400))
     assert os.listdir(tmp_path) == ["a.partial.mp4"]
     kept = len(frames_of(tmp_path / "a.partial.mp4"))
@@ -298,19 +288,18 @@ def test_a_full_disk_keeps_what_plays(tmp_path, full_disk, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_disk_that_is_full_at_once_leaves_nothing(tmp_path, full_disk):
-    full_disk(2000)
-    with pytest.raises(RunError, match=r"none of the frames of .*a.mp4 could be kept"):
+def test_a_disk_that_is_full_at_once_leaves_nothing(tmp_path):
+    with full_disk(2000), pytest.raises(RunError, match=r"none of the frames of .*a.mp4 could be kept"):
         write(tmp_path / "a.mp4", noise(400))
     assert os.listdir(tmp_path) == []
 
 
-def test_a_disk_that_fills_up_while_closing_keeps_every_frame(tmp_path, monkeypatch, full_disk):
+def test_a_disk_that_fills_up_while_closing_keeps_every_frame(tmp_path, monkeypatch):
     copy = video._copy
 
     def copy_on_a_full_disk(*arguments):
-        full_disk(20_000)
-        copy(*arguments)
+        with full_disk(20_000):
+            copy(*arguments)
 
     monkeypatch.setattr(video, "_copy", copy_on_a_full_disk)
     with pytest.raises(RunError, match=r"the first 40 frames of .*a.mp4 are kept"):

@@ -119,8 +119,8 @@ class Settings:
 
     @property
     def white(self) -> float:
-        """Trail where the picture is white."""
-        return 10 * self.params.deposit_amount if self.image_strength is None else self.image_strength
+        """Trail where the picture is white: ten deposits, those of the defaults where agents leave none."""
+        return 10 * (self.params.deposit_amount or Params().deposit_amount) if self.image_strength is None else self.image_strength
 
     def as_json(self) -> dict[str, Any]:
         """The settings in JSON's types, by the names of the options."""
@@ -175,7 +175,7 @@ def read_fps(name: str, value: Any) -> str:
     """Frames a second, kept as they were written, so that 29.97 and 30000/1001 stay exact."""
     text = value if isinstance(value, str) else f"{real(name, value, 0, 1000):.10g}"
     if not re.fullmatch(r"\d{1,6}(\.\d{1,6})?|\d{1,7}/[1-9]\d{0,6}", text, re.ASCII) or not 0 < Fraction(text) <= 1000:
-        raise UsageError(f"{name} is {text!r}: it must be a number from 0 to 1000, such as 30, 29.97 or 30000/1001")
+        raise UsageError(f"{name} is {text!r}: it must be a number above 0, 1000 at most, such as 30, 29.97 or 30000/1001")
     return text
 
 

@@ -1,6 +1,7 @@
 """`physarum run` and `physarum resume`. PyTorch is imported when a run begins, so that `--help` does not wait for it."""
 
 import dataclasses
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -72,22 +73,29 @@ def resume(
 
     worlds, state, recorded = checkpoint.load(file)
     earlier = tuple(Path(name) for name in recorded.pop("outputs", ()))
+    succeeds = any(path.suffix.lower() == ".mp4" and path.exists() for path in earlier)
     earlier = tuple(next_free(path) if path.suffix.lower() == ".mp4" else path for path in earlier)
     outputs = tuple(Path(name) for name in output.output or ()) or earlier or _default_outputs()
     check_outputs(outputs, _checkpoint(run)[0], resumed=Path(file), overwrite=output.overwrite)
     asked = {name: value for name, value in recorded.items() if value is not None}
     world = {"attraction": worlds[0].attraction[0][0], "seed": worlds[0].seed, **dataclasses.asdict(worlds[0].populations[0])}
     settings = Settings().changed(asked | world).changed(given_options(run, output))
+    if settings.steps == state.step and not output.output:
+        raise UsageError(f"the run is complete with {state.step} steps: give --steps to go on, or -o for another output")
     colour_table(settings.colormap)
     with stop_flag() as flag:
         simulation = Simulation.from_state(worlds, state, settings.backend, settings.device, settings.steps - state.step)
-        return _execute(simulation, settings, outputs, run, flag)
+        return _execute(simulation, settings, outputs, run, flag, succeeds and not output.output)
 
 
 def say(sentence: str) -> None:
-    """Tell the user something that is not a result."""
-    if sys.stderr is not None:
+    """Tell the user something that is not a result; a stderr that takes nothing changes nothing."""
+    if sys.stderr is None:
+        return
+    try:
         print(f"physarum: {sentence}", file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # for what is still to come
 
 
 def _world(settings: Settings) -> "World":
@@ -107,7 +115,9 @@ def _world(settings: Settings) -> "World":
     return World((settings.params,), attraction=settings.attraction, trail=trail, seed=settings.seed)
 
 
-def _execute(simulation: "Simulation", settings: Settings, outputs: tuple[Path, ...], options: RunOptions, flag: StopFlag) -> int:
+def _execute(
+    simulation: "Simulation", settings: Settings, outputs: tuple[Path, ...], options: RunOptions, flag: StopFlag, start_shown: bool = False
+) -> int:
     """Run to the end or to a signal, tell what was written, and return the exit code."""
     from fractions import Fraction  # noqa: PLC0415
 
@@ -120,6 +130,7 @@ def _execute(simulation: "Simulation", settings: Settings, outputs: tuple[Path, 
         steps=settings.steps,
         outputs=outputs,
         every=settings.every,
+        start_shown=start_shown,
         fps=Fraction(settings.fps),
         mean=exposure(simulation.worlds[0].populations, simulation.agents_per_cell, settings.steps, white),
         colormap=settings.colormap,

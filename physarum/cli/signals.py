@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+SHOW_CURSOR = b"\x1b[?25h\n"  # the progress bar hides it
+
 
 class StopFlag:
     """Whether a signal asked the run to stop, and which.
@@ -23,6 +25,8 @@ class StopFlag:
 
     def _raised(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (the signature of a handler)
         if self.signal is not None:
+            if os.isatty(2):
+                os.write(2, SHOW_CURSOR)
             os._exit(128 + number)  # what is half-written does not bear a final name
         self.signal = number
 

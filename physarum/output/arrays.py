@@ -1,6 +1,7 @@
 """The state of a run as NumPy arrays in an NPZ file."""
 
 from os import PathLike
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,6 @@ def write_npz(path: str | PathLike[str], state: State) -> None:
     Raises:
         RunError: The file cannot be written.
     """
-    arrays = {name: tensor.cpu().numpy() for name, tensor in state.tensors().items()}
+    arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in state.tensors().items()}
     with written_whole(path) as part, part.open("wb") as file:
-        np.savez(file, allow_pickle=False, step=np.int64(state.step), **arrays)
+        np.savez(file, step=np.int64(state.step), **arrays)
