@@ -1,7 +1,6 @@
 """Slime moulds on a torus: one seed gives the same bits on every backend and device."""
 
 import importlib
-import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["Params", "Plan", "RunError", "Simulation", "State", "UsageError", "World", "__version__", "run"]
-
-logging.getLogger("physarum").addHandler(logging.NullHandler())
 
 # Looked up on first use, so that `import physarum` and `physarum --help` do not wait for PyTorch.
 _HOMES = {

@@ -60,6 +60,11 @@ def described(worlds: Sequence[World]) -> list[dict[str, Any]]:
     ]
 
 
+def map_hashes(worlds: Sequence[World]) -> list[dict[str, str]]:
+    """The SHA-256 of each map of each world."""
+    return [{name: sha256({name: field}) for name in Maps._fields if (field := getattr(w, name)) is not None} for w in worlds]
+
+
 def load(path: str | PathLike[str]) -> tuple[tuple[World, ...], State, dict[str, Any]]:
     """Read a checkpoint.
 
@@ -119,7 +124,7 @@ def _understood(tensors: dict[str, Tensor], description: dict[str, Any]) -> tupl
     if foreign:
         raise ValueError(f"{min(foreign)} has no meaning here")
     state = State(**{name: tensors[name] for name in names}, step=description["step"])
-    check_state(state, len(worlds), len(as_worlds(worlds)[0].populations))
+    state = check_state(state, len(worlds), len(as_worlds(worlds)[0].populations))
     check_reach(worlds, state.size)
     Maps.of(worlds, state.size)
     if not isinstance(description["run"], dict):

@@ -1,7 +1,8 @@
 """Files that exist whole or not at all."""
 
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -9,8 +10,9 @@ from physarum.errors import RunError
 
 
 def part_of(path: Path) -> Path:
-    """Where a file is written until it is whole."""
-    return path.with_name(f"{path.name}.part")
+    """Where a file is written until it is whole: beside it, under a name that nothing has and no other process takes."""
+    names = (path.with_name(f"{path.name}.{os.getpid()}-{i}.part") for i in itertools.count())
+    return next(name for name in names if not name.exists())
 
 
 @contextmanager
@@ -29,16 +31,18 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         RunError: The file cannot be written, with the operating system's reason.
     """
     final = Path(path)
-    part = part_of(final)
+    part = None
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
+        part = part_of(final)
         yield part
         with part.open("rb") as written:
             os.fsync(written.fileno())
         part.replace(final)
     except BaseException as error:
         with suppress(OSError):
-            part.unlink()
+            if part:
+                part.unlink()
         if isinstance(error, OSError):
             raise RunError(f"cannot write {shown(final)}: {error.strerror or error}") from error
         raise
@@ -52,13 +56,18 @@ def is_ordinary(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def next_free(path: Path) -> Path:
-    """This path, or the first of name-2, name-3 and so on that does not exist; name-7 counts on with name-8."""
+def next_free(path: Path, companions: Callable[[Path], Iterable[Path]] = lambda path: (path,)) -> Path:
+    """This path, or the first of name-2, name-3 and so on that does not exist; name-7 counts on with name-8.
+
+    Args:
+        path: Wanted.
+        companions: The files that come with a path, itself among them; none of them may exist.
+    """
     stem, number = path.stem, 1
     head, dash, tail = stem.rpartition("-")
-    if dash and tail.isdecimal():
+    if dash and tail.isdecimal() and not tail.startswith("0"):  # 2026-01-05 is a date
         stem, number = head, int(tail)
-    while path.exists():
+    while any(companion.exists() for companion in companions(path)):
         number += 1
         path = path.with_name(f"{stem}-{number}{path.suffix}")
     return path

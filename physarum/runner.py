@@ -1,7 +1,7 @@
 """The loop of a real run: steps, frames, checkpoints, progress, and a stop flag that ends it between two steps."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 from physarum import checkpoint
 from physarum.errors import UsageError
 from physarum.files import next_free, shown
-from physarum.model.params import MOST_STEPS, whole
+from physarum.model.params import MOST_STEPS, real, whole
+from physarum.model.stages import STRONGEST
 from physarum.output.arrays import write_npz
 from physarum.output.frame import Renderer
 from physarum.output.manifest import versions, write_manifest
 from physarum.output.names import check_outputs
 from physarum.output.still import write_png
 from physarum.output.tone import exposure
-from physarum.output.video import VideoWriter
+from physarum.output.video import VideoWriter, exact_rate
 from physarum.simulation import Simulation
 
 RESPONSE = 0.2  # seconds between two looks at the stop flag, as far as whole steps allow
@@ -42,20 +43,39 @@ class Plan:
     """
 
     steps: int
-    outputs: tuple[Path, ...] = ()
+    outputs: Sequence[str | Path] = ()
     every: int = 4
     start_shown: bool = False
     fps: Fraction = Fraction(30)
     mean: float | None = None
     colormap: str = "magma"
-    checkpoint: Path | None = None
+    checkpoint: str | Path | None = None
     checkpoint_every: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "outputs", tuple(Path(name) for name in self.outputs))
-        whole("steps", self.steps, 0, MOST_STEPS)
-        whole("every", self.every, 1, MOST_STEPS)
+        outputs = [self.outputs] if isinstance(self.outputs, (str, Path)) else self.outputs
+        changes = {
+            "steps": whole("steps", self.steps, 0, MOST_STEPS),
+            "outputs": tuple(Path(name) for name in outputs),
+            "every": whole("every", self.every, 1, MOST_STEPS),
+            "fps": exact_rate(self.fps),
+            "mean": None if self.mean is None else real("mean", self.mean, 0, STRONGEST),
+            "checkpoint": None if self.checkpoint is None else Path(self.checkpoint),
+            "checkpoint_every": whole("checkpoint_every", self.checkpoint_every, 0, MOST_STEPS),
+        }
+        for name, value in changes.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The outputs as paths."""
+        return tuple(Path(name) for name in self.outputs)
+
+    @property
+    def checkpoint_file(self) -> Path | None:
+        """The checkpoint as a path."""
+        return None if self.checkpoint is None else Path(self.checkpoint)
 
 
 @dataclass(frozen=True)
@@ -85,7 +105,7 @@ def run(
     """Run a simulation to its planned end and write what is planned; files that exist are replaced.
 
     Args:
-        simulation: Of one world; its first world is drawn.
+        simulation: The first of its worlds is drawn.
         plan: What to do.
         stopped: Looked at between steps; when true the run ends there: videos are closed so that they play, and the state is saved.
         progress: Told the completed steps now and then.
@@ -95,19 +115,23 @@ def run(
         What was done.
 
     Raises:
+        UsageError: The plan cannot be met: an output that cannot be, fewer steps than have been completed.
         RunError: A file could not be written; what could be kept is named.
     """
     if plan.steps < simulation.step:
         raise UsageError(f"steps is {plan.steps}: the world has already completed {simulation.step}")
-    check_outputs(plan.outputs, plan.checkpoint, overwrite=True)
+    check_outputs(plan.files, plan.checkpoint_file, overwrite=True)
+    simulation.expect(plan.steps - simulation.step)
     if plan.steps > simulation.step:
         simulation.warm_up()  # what cannot be compiled is said before anything is written
+    if len(simulation.worlds) > 1 and any(path.suffix.lower() != ".npz" for path in plan.files):
+        note(f"pictures and videos show the first of the {len(simulation.worlds)} worlds")
     mean = _mean(simulation, plan)
     renderer = Renderer(mean, plan.colormap)
     began, first_step = time.perf_counter(), simulation.step
     videos: dict[Path, VideoWriter] = {}
     try:
-        for path in plan.outputs:
+        for path in plan.files:
             if path.suffix.lower() == ".mp4":
                 videos[path] = VideoWriter(path, simulation.size, plan.fps)
                 if videos[path].note:
@@ -129,9 +153,8 @@ def _mean(simulation: Simulation, plan: Plan) -> float:
     """The trail that the plan shows in a middling tone."""
     if plan.mean is not None:
         return plan.mean
-    world = simulation.worlds[0]
-    white = 0.0 if world.trail is None else float(world.trail.max())
-    return exposure(world.populations, simulation.agents_per_cell, plan.steps, white)
+    brightest = float(simulation.trail[0].max())
+    return exposure(simulation.worlds[0].populations, simulation.agents_per_cell, plan.steps, brightest)
 
 
 def _save_what_is_left(simulation: Simulation, plan: Plan, note: Callable[[str], None]) -> None:
@@ -149,8 +172,8 @@ def _save_what_is_left(simulation: Simulation, plan: Plan, note: Callable[[str],
 def _stopped_checkpoint(plan: Plan) -> Path | None:
     """Where the state goes when a run ends before its time."""
     if plan.checkpoint or not plan.outputs:
-        return plan.checkpoint
-    return next_free(plan.outputs[0].with_name(f"{plan.outputs[0].name}.checkpoint.safetensors"))
+        return plan.checkpoint_file
+    return next_free(plan.files[0].with_name(f"{plan.files[0].name}.checkpoint.safetensors"))
 
 
 class Span(NamedTuple):
@@ -187,6 +210,7 @@ def _advance(
         steps = min(pace, _next_stop(simulation.step, plan, bool(videos)) - simulation.step)
         started = time.perf_counter()
         simulation.run(steps)
+        simulation.synchronize()
         taken = max(time.perf_counter() - started, 1e-6)
         pace = max(1, min(2 * pace, int(steps * RESPONSE / taken)))
         draw()
@@ -205,12 +229,13 @@ def _next_stop(step: int, plan: Plan, frames: bool) -> int:
 def _finish(simulation: Simulation, plan: Plan, renderer: Renderer, videos: Mapping[Path, VideoWriter], span: Span) -> Outcome:
     """Save the state if that is planned or the run was interrupted, then write the outputs and their manifests."""
     state = simulation.state()
-    kept = _stopped_checkpoint(plan) if span.interrupted else plan.checkpoint
+    kept = _stopped_checkpoint(plan) if span.interrupted else plan.checkpoint_file
     if kept:
         checkpoint.save(kept, simulation.worlds, state, plan.settings)
     content = {
         "settings": dict(plan.settings),
         "worlds": checkpoint.described(simulation.worlds),
+        "maps_sha256": checkpoint.map_hashes(simulation.worlds),
         "first_step": span.first_step,
         "step": state.step,
         "interrupted": span.interrupted,
@@ -226,7 +251,7 @@ def _finish(simulation: Simulation, plan: Plan, renderer: Renderer, videos: Mapp
         "seconds": round(span.seconds, 3),
     }
     written = []
-    for path in plan.outputs:
+    for path in plan.files:
         about: dict[str, Any] = {"output": path.name}
         if path in videos:
             video = videos[path]

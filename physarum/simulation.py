@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -34,13 +35,15 @@ class Simulation:
         backend: "torch", "compile" or "auto", which takes the faster one for the number of steps.
         device: "cpu", "cuda", "cuda:1" and so on, or "auto".
         count: How many slots hold an agent, (worlds, populations) or what broadcasts to it; None for all.
-        planned_steps: How many steps will be run, as far as known; `auto` looks at it. Without it, `auto` counts what has been run.
+        planned_steps: How many steps will be run, as far as known; see `expect`.
 
     Raises:
         UsageError: An argument breaks these rules, the backend or device is not there, or the run does not fit the memory; a ValueError.
     """
 
     _backend: TorchBackend
+    _steps_asked: int
+    _steps_expected: int
 
     def __init__(
         self,
@@ -61,9 +64,11 @@ class Simulation:
         slots = default_agents(size) if agents is None else whole("agents", agents, 1, MOST_AGENTS)
         populations = len(batch[0].populations)
         choice = self._chosen(backend, device, len(batch) * populations, size, slots, planned_steps)
-        check_memory(BACKENDS[choice.backend], choice.device, len(batch), populations, size, slots)
+        check_memory(BACKENDS[choice.backend], choice.device, batch, size, slots)
         living = None if count is None else _count(count, (len(batch), populations), slots)
-        self._begin(batch, random_start(batch, size, slots, living, choice.device), choice, planned_steps)
+        started = tuple(replace(w, trail=None) for w in batch)  # from now on the state holds the trail
+        self._load(started, random_start(batch, size, slots, living, choice.device), choice)
+        self.expect(planned_steps)
 
     @classmethod
     def from_state(cls, worlds: Worlds, state: State, backend: str = "auto", device: str = "auto", planned_steps: int = 0) -> "Simulation":
@@ -81,13 +86,14 @@ class Simulation:
         """
         batch = as_worlds(worlds)
         populations = len(batch[0].populations)
-        check_state(state, len(batch), populations)
+        state = check_state(state, len(batch), populations)
         check_reach(batch, state.size)
         simulation = cls.__new__(cls)
         slots = state.x.shape[-1]
         choice = simulation._chosen(backend, device, len(batch) * populations, state.size, slots, planned_steps)
-        check_memory(BACKENDS[choice.backend], choice.device, len(batch), populations, state.size, slots)
-        simulation._begin(batch, state, choice, planned_steps)
+        check_memory(BACKENDS[choice.backend], choice.device, batch, state.size, slots)
+        simulation._load(batch, state, choice)
+        simulation.expect(planned_steps)
         return simulation
 
     @classmethod
@@ -119,9 +125,29 @@ class Simulation:
             UsageError: `steps` is no whole number, or the backend that was asked for fails on this machine.
         """
         steps = whole("steps", steps, 0, MOST_STEPS)
-        if self._auto:
-            self._choose_again(steps)
+        self._steps_asked += steps
+        if self._auto and self._steps_asked > self._steps_expected:
+            self.expect(0)
         self._backend.advance(steps, torch._C._autograd._profiler_enabled() if labelled is None else labelled)
+
+    def expect(self, steps: int) -> None:
+        """Tell `auto` how many steps are to come, so that it takes the backend that will be done first, and says so.
+
+        Without it, `auto` goes by the steps that have been asked for so far. An explicit choice of a backend stays.
+
+        Args:
+            steps: As far as known.
+        """
+        expected = max(self._steps_expected, self._steps_asked + steps)
+        if not self._auto or expected == self._steps_expected:
+            return
+        self._steps_expected = expected
+        choice = choose("auto", str(self.device), *self._work, self._steps_expected)
+        if choice.backend != self.backend or steps:
+            log.warning("%s", choice.why)
+        if choice.backend != self.backend:
+            self._hand_over(choice)
+            self.warm_up()
 
     def use(self, backend: str) -> None:
         """Hand the worlds to another backend on the same device; the bits go on as they would have.
@@ -131,11 +157,12 @@ class Simulation:
         """
         choice = choose(backend, str(self.device), 0, 0, 0)
         if choice.backend != self.backend:
-            worlds, state = self.worlds, self.state()
-            self._backend.close()
-            self._backend = BACKENDS[choice.backend](choice.device)
-            self._backend.load(worlds, state)
+            self._hand_over(choice)
         self._auto = False
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was told to do; a clock that is read before says nothing."""
+        self._backend.synchronize()
 
     def warm_up(self) -> None:
         """Do now what the first step would do once, such as compiling; the worlds stay where they are.
@@ -148,17 +175,23 @@ class Simulation:
         except UsageError as error:
             if not self._auto:
                 raise
-            log.info("%s", error)
+            log.warning("%s", error)
             self.use("torch")
 
     def set_params(self, worlds: Worlds) -> None:
         """Go on with other parameters, attraction, seeds or numbers; the maps stay as they are.
 
+        Args:
+            worlds: As many as there are. A bare `Params` changes the parameters alone; a `World` brings its seed and number too.
+
         Raises:
             UsageError: They are not as many worlds and populations as before, or reach too far for the world's size.
         """
-        batch = as_worlds(worlds)
-        if [len(w.populations) for w in batch] != [len(w.populations) for w in self.worlds]:
+        given = [worlds] if isinstance(worlds, (World, Params)) else list(worlds)
+        if len(given) != len(self.worlds):
+            raise UsageError("set_params needs as many worlds and populations as the simulation has")
+        batch = as_worlds([replace(w, populations=(g,)) if isinstance(g, Params) else g for g, w in zip(given, self.worlds, strict=True)])
+        if len(batch[0].populations) != len(self.worlds[0].populations):
             raise UsageError("set_params needs as many worlds and populations as the simulation has")
         check_reach(batch, self.size)
         self._backend.set_params(batch)
@@ -182,12 +215,12 @@ class Simulation:
 
     @property
     def trail(self) -> Tensor:
-        """The trail on the device, float32 (worlds, populations, height, width); a view that the next run changes."""
+        """The trail on the device, float32 (worlds, populations, height, width); a view, to be read anew after each run."""
         return self._backend.trail()
 
     @property
     def worlds(self) -> tuple[World, ...]:
-        """The batch, each world with its number."""
+        """The batch, each world with its number; the trail that it started from is not kept."""
         return self._backend.worlds
 
     @property
@@ -223,25 +256,17 @@ class Simulation:
         self._work = (fields * slots, fields * size[0] * size[1])
         return choose(backend, device, *self._work, steps)
 
-    def _begin(self, worlds: tuple[World, ...], state: State, choice: Choice, planned_steps: int) -> None:
+    def _load(self, worlds: tuple[World, ...], state: State, choice: Choice) -> None:
         self._backend = BACKENDS[choice.backend](choice.device)
         self._backend.load(worlds, state)
-        self._steps_asked = 0
-        self._planned_steps = planned_steps
-        if choice.why and planned_steps:
-            log.info("%s", choice.why)
-        if choice.why and choice.backend == "compile":
-            self.warm_up()
+        self._steps_asked = self._steps_expected = 0
 
-    def _choose_again(self, steps: int) -> None:
-        """Leave the eager backend once what has been asked of it would have repaid compiling."""
-        self._steps_asked += steps
-        choice = choose("auto", str(self.device), *self._work, max(self._steps_asked, self._planned_steps))
-        if choice.backend != self.backend:
-            log.info("%s", choice.why)
-            self.use(choice.backend)
-            self._auto = True
-            self.warm_up()
+    def _hand_over(self, choice: Choice) -> None:
+        """Let another backend go on; the old one keeps the worlds until the new one has them."""
+        backend = BACKENDS[choice.backend](choice.device)
+        backend.load(self.worlds, self.state())
+        old, self._backend = self._backend, backend
+        old.close()
 
 
 def _count(count: Any, shape: tuple[int, int], slots: int) -> Tensor:

@@ -108,6 +108,8 @@ def test_trail_is_a_view_and_state_a_copy() -> None:
     assert trail.shape == sim.trail.shape == (1, 1, 83, 61)
     sim.state().x.fill_(-1)
     assert (sim.state().x >= 0).all()
+    assert sim.trail.data_ptr() == sim.trail.data_ptr(), "nothing is copied"
+    assert sim.state().trail.data_ptr() != sim.trail.data_ptr()
 
 
 def test_walls_hold_nothing_from_the_start() -> None:
@@ -130,6 +132,8 @@ def test_set_params_takes_effect_from_the_next_step(backend: str) -> None:
     sim.run(20)
     other.run(20)
     assert differing(sim.state(), other.state()) == {}
+    other.set_params(Params())
+    assert (other.worlds[0].seed, other.worlds[0].populations) == (3, (Params(),)), "bare parameters change nothing else"
     with pytest.raises(UsageError, match="as many worlds and populations"):
         sim.set_params([AWKWARD, AWKWARD])
     with pytest.raises(UsageError, match="step_size is 60"):
@@ -162,6 +166,7 @@ def test_edits_are_those_of_a_world_that_had_them(backend: str) -> None:
         ("trail", -1.0, "trail holds values"),
         ("light", float("nan"), "light holds values"),
         ("food", np.zeros((3, 3)), "do not fill that part of food"),
+        ("walls", np.zeros((1, 0)), "do not fill that part of walls"),
     ],
 )
 def test_a_wrong_edit_changes_nothing(name: str, values: object, sentence: str) -> None:

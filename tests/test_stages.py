@@ -161,13 +161,16 @@ def test_deposit_conserves_counts(count: int, size: tuple[int, int], backend: st
 
 
 def test_deposit_adds_food_after_the_agents() -> None:
-    trail = torch.zeros(1, 1, HEIGHT, WIDTH)
-    food = torch.from_numpy(noise(1, 1, 1, HEIGHT, WIDTH))
-    here = agents(20.5, 40.5)
-    after = deposit(here, None, trail, constants(), Maps(food=food))
-    after[0, 0, 40, 20] -= food[0, 0, 40, 20] + np.float32(3.3)
-    assert (after - food)[0, 0, 40, 20].abs() < food.max() + 1e-5
-    assert count_in_cells(here, None, trail).sum() == 1
+    trail, food = (torch.from_numpy(noise(i, 1, 1, HEIGHT, WIDTH, high=high)) for i, high in ((1, 1.0), (2, 3.0)))
+    spread = Simulation(AWKWARD, SIZE, 3000, backend="torch").state()
+    many = Agents(spread.x, spread.y, spread.heading.to(torch.int32), spread.id, None)
+    count = torch.zeros(HEIGHT, WIDTH)
+    for x, y in zip(spread.x.flatten().int().tolist(), spread.y.flatten().int().tolist(), strict=True):
+        count[y, x] += 1
+    assert (count_in_cells(many, None, trail) == count).all()
+    after = deposit(many, None, trail, constants(), Maps(food=food))
+    assert (after == (trail + np.float32(3.3) * count) + food).all()
+    assert not (after == (trail + food) + np.float32(3.3) * count).all(), "the order shows in the last bits"
 
 
 def test_diffuse_conserves_the_sum_within_rounding() -> None:

@@ -14,7 +14,7 @@ BACKENDS: dict[str, type[TorchBackend]] = {"torch": TorchBackend, "compile": Com
 # Seconds that an eager step takes: a step, an agent, a cell; and what compiling costs once with an empty cache.
 # Measured on two CPU cores (torch 2.13) and on one H200 (torch 2.11).
 EAGER_SECONDS = {"cpu": (9e-4, 1.35e-7, 1.2e-8), "cuda": (3e-3, 6e-10, 1.8e-10)}
-COMPILING_SECONDS = {"cpu": 25.0, "cuda": 15.0}
+COMPILING_SECONDS = {"cpu": 25.0, "cuda": 20.0}
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ def choose(backend: str, device: str, agents: int, cells: int, steps: int) -> Ch
         return Choice(backend, place, None)
     a_step, an_agent, a_cell = EAGER_SECONDS[place.type]
     eager, compiling = steps * (a_step + an_agent * agents + a_cell * cells), COMPILING_SECONDS[place.type]
-    lacks = CompileBackend.missing(place)
     if eager < compiling:
         why = f"eager PyTorch takes about {max(1, round(eager))} s, compiling could take {compiling:.0f} s"
         return Choice("torch", place, f"backend torch on {place}: {why}")
+    lacks = CompileBackend.missing(place)
     if lacks:
         return Choice("torch", place, f"backend torch on {place}: faster with {lacks}")
     return Choice("compile", place, f"backend compile on {place}: compiling… (about {compiling:.0f} s the first time, less later)")

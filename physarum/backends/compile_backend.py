@@ -23,11 +23,18 @@ from physarum.model.state import State
 from physarum.model.world import World
 
 # Inductor's options for our graphs alone. CPU: no bounds checks on indices that the model keeps inside, and loops kept in their order
-# (both together, or vectorisation is lost). CUDA: every product and sum rounds on its own, where Inductor would contract them to FMA.
+# (both together, or vectorisation is lost); every product and sum rounds on its own, whatever flags the environment sets.
+# CUDA: the same rounding, where Inductor would contract products and sums to FMA.
 OPTIONS: dict[str, dict[str, str | int | bool | Callable[..., Any]]] = {
-    "cpu": {"assert_indirect_indexing": False, "cpp.enable_tiling_heuristics": False},
+    "cpu": {
+        "assert_indirect_indexing": False,
+        "cpp.enable_tiling_heuristics": False,
+        "cpp.enable_floating_point_contract_flag": "off",
+        "cpp.enable_unsafe_math_opt_flag": False,
+    },
     "cuda": {"emulate_precision_casts": True},
 }
+SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")  # of the environment, with which torch.compile silently does nothing
 TILE = 16  # cells; agents of a tile are kept beside each other in memory, so that what they sense is in the cache
 SORT_EVERY = 64  # steps; agents drift apart slowly
 GRAPHS = 4096  # a world's size is part of its graph: so many sizes and kinds of map may be compiled in a process
@@ -67,6 +74,9 @@ class CompileBackend(TorchBackend):
     @classmethod
     def missing(cls, device: torch.device) -> str | None:
         """What this machine lacks to compile for `device`, and how to get it; None where nothing."""
+        switched = next((name for name in SWITCHES if os.environ.get(name) == "1"), None)
+        if switched:
+            return f"torch.compile, which the environment variable {switched} switches off"
         if device.type == "cuda" and importlib.util.find_spec("triton") is None:
             return "Triton, which torch.compile needs on a GPU (pip install triton)"
         compiler = os.environ.get("CXX", "g++")
@@ -82,8 +92,8 @@ class CompileBackend(TorchBackend):
     def load(self, worlds: Sequence[World], state: State) -> None:
         """Take over a batch of worlds; see TorchBackend."""
         super().load(worlds, state)
-        agents, trail = self._now.agents, self._now.trail
-        self._motions = (Motion(agents.x, agents.y, agents.heading), Motion(*(torch.empty_like(t) for t in agents[:3])))
+        trail = self._now.trail
+        self._motions: tuple[Motion, ...] = ()
         self._trails = (trail, torch.empty_like(trail))
         self._sorted_at: int | None = None
 
@@ -140,16 +150,21 @@ class CompileBackend(TorchBackend):
         columns, rows = (-(-side // TILE) for side in reversed(trail.shape[-2:]))
         world = torch.arange(agents.x.shape[:2].numel(), dtype=torch.int32, device=self.device).view(*agents.x.shape[:2], 1)
         tile = (world * rows + agents.y.to(torch.int32) // TILE) * columns + agents.x.to(torch.int32) // TILE
+        self._motions = ()  # the other buffer makes room for what sorting needs
         order = tile.flatten().argsort()
-        motion = self._free_motion()
-        for source, target in zip(agents[:3], motion, strict=True):
-            torch.index_select(source.flatten(), 0, order, out=target.view(-1))
-        ids = agents.id.flatten()[order].view_as(agents.id)
-        self._now = Moment(agents._replace(id=ids, **motion._asdict()), trail, step_number)
+        del tile
+        x, y, heading, ids = (t.flatten()[order].view_as(t) for t in agents[:4])
+        self._now = Moment(Agents(x, y, heading, ids, agents.last_id), trail, step_number)
         self._sorted_at = step_number
 
     def _free_motion(self) -> Motion:
-        return next(m for m in self._motions if m.x is not self._now.agents.x)
+        """A buffer that does not hold the agents of now."""
+        now = Motion(*self._now.agents[:3])
+        free = next((m for m in self._motions if m.x is not now.x), None)
+        if free is None:
+            free = Motion(*(torch.empty_like(t) for t in now))
+            self._motions = (now, free)
+        return free
 
 
 def _can_write(folder: Path) -> bool:

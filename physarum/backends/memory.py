@@ -1,32 +1,33 @@
 """Whether a run fits the memory there is."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from physarum.backends.torch_backend import TorchBackend
 from physarum.errors import UsageError
+from physarum.model.maps import map_bytes
+from physarum.model.world import World
 
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_memory(
-    backend: type[TorchBackend], device: torch.device, worlds: int, populations: int, size: tuple[int, int], agents: int
-) -> None:
+def check_memory(backend: type[TorchBackend], device: torch.device, worlds: Sequence[World], size: tuple[int, int], agents: int) -> None:
     """See that a run fits, before anything is allocated.
 
     Args:
         backend: Which advances it.
         device: Where.
-        worlds: In the batch.
-        populations: A world.
+        worlds: The batch.
         size: (width, height) in cells.
         agents: Slots a population.
 
     Raises:
         UsageError: It does not, with the bytes needed, the bytes there are, and the largest world of the same shape that would fit.
     """
-    needed, available = backend.bytes_needed(worlds, populations, size, agents), available_bytes(device)
+    needed = backend.bytes_needed(len(worlds), len(worlds[0].populations), size, agents) + map_bytes(worlds, size)
+    available = available_bytes(device)
     if available is None or needed <= available:
         return
     shrink = (available / needed) ** 0.5
@@ -40,7 +41,8 @@ def check_memory(
 def available_bytes(device: torch.device) -> int | None:
     """Free memory of a GPU, or of this machine or container; None where it cannot be told."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # held by PyTorch for its next arrays
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
     free = [v for v in (_available_to_machine(), _available_to_container()) if v is not None]
     return min(free, default=None)
 
@@ -55,7 +57,8 @@ def _available_to_machine() -> int | None:
 
 def _available_to_container() -> int | None:
     try:
-        limit, used = ((CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        limit, used, statistics = ((CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current", "memory.stat"))
     except OSError:
         return None
-    return None if limit == "max" else max(0, int(limit) - int(used))
+    files = next((int(line.split()[1]) for line in statistics.splitlines() if line.startswith("inactive_file ")), 0)  # given back at need
+    return None if limit == "max" else max(0, int(limit) - int(used) + files)

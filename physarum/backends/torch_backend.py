@@ -12,7 +12,7 @@ from torch.profiler import record_function
 from physarum.errors import UsageError
 from physarum.model import chance
 from physarum.model.constants import Constants
-from physarum.model.maps import Maps
+from physarum.model.maps import Maps, stacked
 from physarum.model.stages import Agents, Keys, plain, step
 from physarum.model.state import State, agents_of, by_id
 from physarum.model.world import MAP_RANGES, World, as_map
@@ -107,8 +107,10 @@ class TorchBackend:
             raise UsageError(f"there is no map {name!r}: it must be trail, {', '.join(Maps._fields)}")
         window = (..., *region)
         trail = self._now.trail
-        current = trail if name == "trail" else getattr(self._maps, name)
+        current = trail if name == "trail" else stacked(name, self.worlds, self._size())
         edited = torch.zeros_like(trail) if current is None else current.clone(memory_format=torch.contiguous_format)
+        if edited[window].numel() == 0:
+            raise UsageError(f"the region {region} lies outside the world of {trail.shape[-2]} rows and {trail.shape[-1]} columns")
         try:
             edited[window] = torch.as_tensor(values).to(edited)
         except (RuntimeError, TypeError, ValueError) as error:
@@ -127,8 +129,13 @@ class TorchBackend:
         return by_id(self._now.agents, self._now.trail, self.count, self._now.step)
 
     def trail(self) -> Tensor:
-        """The trail on the device, float32 (worlds, populations, height, width); a view that the next run changes."""
+        """The trail on the device, float32 (worlds, populations, height, width); a view, to be read anew after each run."""
         return self._now.trail
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was told to do; a clock that is read before says nothing."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     @property
     def step(self) -> int:

@@ -54,6 +54,9 @@ def call(words: Sequence[str]) -> int:
     except RunError as error:
         say(_sentence(error))
         return 1
+    except MemoryError:
+        say("the memory is not enough: try a smaller --size or fewer --agents")
+        return 1
     except KeyboardInterrupt:
         return 130
 

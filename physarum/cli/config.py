@@ -23,7 +23,10 @@ def read_config(name: str) -> dict[str, Any]:
         raise UsageError(f"there is no config {shown(path)}: it is missing or no ordinary file")
     if path.stat().st_size > LARGEST:
         raise UsageError(f"{shown(path)} is too large for a config: at most {LARGEST} bytes are read")
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{shown(path)} cannot be read: {error.strerror}") from error
     try:
         found = tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

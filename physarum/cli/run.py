@@ -1,16 +1,18 @@
 """`physarum run` and `physarum resume`. PyTorch is imported when a run begins, so that `--help` does not wait for it."""
 
 import dataclasses
+import hashlib
 import os
 import shlex
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from physarum.cli.config import read_config
-from physarum.cli.options import RUN, ModelOptions, OutputOptions, RunOptions, Settings, WorldOptions, given_options, typed_count
+from physarum.cli.options import KEYS, RUN, ModelOptions, OutputOptions, RunOptions, Settings, WorldOptions, given_options, typed_count
 from physarum.cli.progress import progress_bar
 from physarum.cli.signals import StopFlag, stop_flag
 from physarum.errors import UsageError
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 def run(
     *,
     model: Annotated[ModelOptions, Parameter(name="*")] = ModelOptions(),  # type: ignore[valid-type] # noqa: B008
-    world: WorldOptions = WorldOptions(),  # noqa: B008
+    place: WorldOptions = WorldOptions(),  # noqa: B008
     run: RunOptions = RunOptions(),  # noqa: B008
     output: OutputOptions = OutputOptions(),  # noqa: B008
     config: Annotated[str | None, Parameter(help="TOML file of these options; the command line goes over it", group=RUN)] = None,
@@ -34,7 +36,7 @@ def run(
 
     The world is a torus: what leaves at one side comes in at the other.
     """
-    settings = Settings().changed(read_config(config) if config else {}).changed(given_options(model, world, run, output))
+    settings = Settings().changed(read_config(config) if config else {}).changed(given_options(model, place, run, output))
     from physarum.output.colour import colour_table  # noqa: PLC0415
     from physarum.output.names import check_outputs  # noqa: PLC0415
     from physarum.simulation import Simulation  # noqa: PLC0415
@@ -43,17 +45,21 @@ def run(
     inputs = [Path(name) for name in (settings.image, config) if name]
     check_outputs(outputs, _checkpoint(run)[0], inputs, overwrite=output.overwrite)
     colour_table(settings.colormap)
-    world_to_run = _world(settings)
-    with stop_flag() as flag:
+    world = _world(settings)
+    facts = {"image_sha256": hashlib.sha256(Path(settings.image).read_bytes()).hexdigest()} if settings.image else {}
+
+    def begin(flag: StopFlag) -> int:
         simulation = Simulation(
-            world_to_run,
+            world,
             size=settings.size,
             agents=settings.agents,
             backend=settings.backend,
             device=settings.device,
             planned_steps=settings.steps,
         )
-        return _execute(simulation, settings, outputs, run, flag)
+        return _execute(simulation, settings, outputs, run, flag, facts)
+
+    return _stoppable(begin)
 
 
 def resume(
@@ -68,24 +74,40 @@ def resume(
     """
     from physarum import checkpoint  # noqa: PLC0415
     from physarum.output.colour import colour_table  # noqa: PLC0415
-    from physarum.output.names import check_outputs  # noqa: PLC0415
+    from physarum.output.names import check_outputs, lasting_files  # noqa: PLC0415
     from physarum.simulation import Simulation  # noqa: PLC0415
 
     worlds, state, recorded = checkpoint.load(file)
     earlier = tuple(Path(name) for name in recorded.pop("outputs", ()))
     succeeds = any(path.suffix.lower() == ".mp4" and path.exists() for path in earlier)
-    earlier = tuple(next_free(path) if path.suffix.lower() == ".mp4" else path for path in earlier)
+    earlier = tuple(next_free(path, lasting_files) if path.suffix.lower() == ".mp4" else path for path in earlier)
     outputs = tuple(Path(name) for name in output.output or ()) or earlier or _default_outputs()
     check_outputs(outputs, _checkpoint(run)[0], resumed=Path(file), overwrite=output.overwrite)
-    asked = {name: value for name, value in recorded.items() if value is not None}
+    asked = {name: value for name, value in recorded.items() if value is not None and name in KEYS}
     world = {"attraction": worlds[0].attraction[0][0], "seed": worlds[0].seed, **dataclasses.asdict(worlds[0].populations[0])}
     settings = Settings().changed(asked | world).changed(given_options(run, output))
     if settings.steps == state.step and not output.output:
         raise UsageError(f"the run is complete with {state.step} steps: give --steps to go on, or -o for another output")
     colour_table(settings.colormap)
-    with stop_flag() as flag:
+    facts: dict[str, Any] = {name: recorded[name] for name in ("image_sha256", "mean_trail") if name in recorded}
+
+    def begin(flag: StopFlag) -> int:
         simulation = Simulation.from_state(worlds, state, settings.backend, settings.device, settings.steps - state.step)
-        return _execute(simulation, settings, outputs, run, flag, succeeds and not output.output)
+        return _execute(simulation, settings, outputs, run, flag, facts, succeeds and not output.output)
+
+    return _stoppable(begin)
+
+
+def _stoppable(begin: Callable[[StopFlag], int]) -> int:
+    """Call what runs a simulation, with a flag that signals set; the exit code."""
+    with stop_flag() as flag:
+        try:
+            return begin(flag)
+        except UsageError:
+            if flag.signal is None:
+                raise
+            say("stopped before the first step")  # Ctrl-C reaches the compiler too, and what it leaves is no fault of the machine
+            return 128 + flag.signal
 
 
 def say(sentence: str) -> None:
@@ -116,15 +138,35 @@ def _world(settings: Settings) -> "World":
 
 
 def _execute(
-    simulation: "Simulation", settings: Settings, outputs: tuple[Path, ...], options: RunOptions, flag: StopFlag, start_shown: bool = False
+    simulation: "Simulation",
+    settings: Settings,
+    outputs: tuple[Path, ...],
+    options: RunOptions,
+    flag: StopFlag,
+    facts: Mapping[str, Any],
+    start_shown: bool = False,
 ) -> int:
-    """Run to the end or to a signal, tell what was written, and return the exit code."""
+    """Run to the end or to a signal, tell what was written, and return the exit code.
+
+    Args:
+        simulation: To run.
+        settings: As they were asked for.
+        outputs: To write.
+        options: Of the run, for its checkpoint.
+        flag: Set by signals.
+        facts: The hash of the picture at the start, and the exposure of an earlier part of the run, where there are such.
+        start_shown: An earlier video shows the state at step 0.
+    """
     from fractions import Fraction  # noqa: PLC0415
 
     from physarum.output.tone import exposure  # noqa: PLC0415
     from physarum.runner import Plan, run  # noqa: PLC0415
 
-    white = settings.white if settings.image else 0.0
+    mean = facts.get("mean_trail")
+    if mean is None:
+        white = settings.white if settings.image else 0.0
+        mean = exposure(simulation.worlds[0].populations, simulation.agents_per_cell, settings.steps, white)
+    asked = {**settings.as_json(), "outputs": [str(path) for path in outputs], **facts, "mean_trail": mean}
     checkpoint, checkpoint_every = _checkpoint(options)
     plan = Plan(
         steps=settings.steps,
@@ -132,11 +174,11 @@ def _execute(
         every=settings.every,
         start_shown=start_shown,
         fps=Fraction(settings.fps),
-        mean=exposure(simulation.worlds[0].populations, simulation.agents_per_cell, settings.steps, white),
+        mean=mean,
         colormap=settings.colormap,
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
-        settings={**settings.as_json(), "outputs": [str(path) for path in outputs]},
+        settings=asked,
     )
     say(f"seed {simulation.worlds[0].seed}{f', from step {simulation.step}' if simulation.step else ''}")
     with progress_bar(simulation.step, plan.steps) as progress:
@@ -160,7 +202,9 @@ def _checkpoint(options: RunOptions) -> tuple[Path | None, int]:
 
 
 def _default_outputs() -> tuple[Path, ...]:
-    return (next_free(Path("outputs", "physarum-1.png")),)
+    from physarum.output.names import lasting_files  # noqa: PLC0415
+
+    return (next_free(Path("outputs", "physarum-1.png"), lasting_files),)
 
 
 def _typed(path: Path) -> str:

@@ -9,6 +9,8 @@ from torch import Tensor
 from physarum.errors import UsageError
 from physarum.model.world import World
 
+BYTES = {"food": 4, "walls": 1, "light": 4}
+
 
 class Maps(NamedTuple):
     """Fields (worlds, populations, height, width), or None where no world has one."""
@@ -28,6 +30,12 @@ class Maps(NamedTuple):
         if food is not None and walls is not None:
             food = torch.where(walls, 0.0, food)
         return cls(*(None if field is None else field.to(device) for field in (food, walls, light)))
+
+
+def map_bytes(worlds: Sequence[World], size: tuple[int, int]) -> int:
+    """What the maps of a batch take at most, as the stages use them: 4 bytes a cell for food and light, 1 for walls."""
+    cells = len(worlds) * len(worlds[0].populations) * size[0] * size[1]
+    return sum(cells * bytes_a_cell for name, bytes_a_cell in BYTES.items() if any(getattr(w, name) is not None for w in worlds))
 
 
 def stacked(name: str, worlds: Sequence[World], size: tuple[int, int]) -> Tensor | None:

@@ -52,7 +52,11 @@ def random_start(
     x, y = place(chance.START_X, 0, width), place(chance.START_Y, 0, height)
     heading = (drawn(chance.START_HEADING, 0) >> 16).to(torch.int16)
     trail, walls = stacked("trail", worlds, size), stacked("walls", worlds, size)
-    trail = torch.zeros(*shape[:2], height, width, device=device) if trail is None else trail.to(device, copy=True).contiguous()
+    trail = (
+        torch.zeros(*shape[:2], height, width, dtype=torch.float32, device=device)
+        if trail is None
+        else trail.to(device, copy=True).contiguous()
+    )
     if walls is not None:
         walls = walls.to(device)
         trail = torch.where(walls, 0.0, trail)

@@ -1,6 +1,6 @@
 """A batch of worlds at one moment."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -65,13 +65,16 @@ def by_id(agents: Agents, trail: Tensor, count: Tensor, step: int) -> State:
     return State(x, y, heading.to(torch.int16), ids, trail.clone(memory_format=torch.contiguous_format), count.clone(), step)
 
 
-def check_state(state: State, worlds: int, populations: int) -> None:
+def check_state(state: State, worlds: int, populations: int) -> State:
     """See that a state that comes from outside can be advanced.
 
     Args:
         state: Of any origin.
         worlds: How many worlds it must have.
         populations: How many populations a world.
+
+    Returns:
+        The state, its step an int.
 
     Raises:
         UsageError: A tensor has a wrong type or shape, an agent stands outside or twice, or a value is not finite.
@@ -88,7 +91,7 @@ def check_state(state: State, worlds: int, populations: int) -> None:
     same = all(t.shape == shape for t in (state.x, state.y, state.heading, state.id))
     if not same or shape[:2] != (worlds, populations) or state.trail.shape[:2] != shape[:2] or state.count.shape != shape[:2]:
         raise UsageError(f"the state does not have the axes of {worlds} worlds with {populations} populations each")
-    whole("step", state.step, 0, MOST_STEPS)
+    step = whole("step", state.step, 0, MOST_STEPS)
     if not bool(((state.count >= 0) & (state.count <= slots)).all()):
         raise UsageError(f"count in the state must be from 0 to {slots}")
     for name, side in (("x", width), ("y", height)):
@@ -100,3 +103,4 @@ def check_state(state: State, worlds: int, populations: int) -> None:
         raise UsageError("id in the state must hold each agent's number once")
     if not bool(((state.trail >= 0) & (state.trail <= STRONGEST)).all()):
         raise UsageError(f"trail in the state must be from 0 to {STRONGEST:g}")
+    return replace(state, step=step)

@@ -25,6 +25,7 @@ class World:
         attraction: populations x populations numbers, -1000 to 1000, [p][q] how much p is drawn to the trail of q (negative: repelled);
             None for the identity.
         trail: The trail at the start, 0 to 1e9; any map is (height, width), or (populations, height, width) to differ by population.
+            Arrays are copied, tensors are not.
         food: Trail added to each cell in each step, 0 to 1e9.
         walls: True where no agent may enter and no trail stays.
         light: Added to what agents smell, -1e9 to 1e9; negative repels.
@@ -105,11 +106,10 @@ def as_map(name: str, value: ArrayLike | Tensor | None, low: float | None = None
     """
     if value is None:
         return None
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
+    ours = isinstance(value, Tensor)  # a tensor is taken as it is, so that worlds derived from one another share their maps
     try:
-        array = np.asarray(value)
-        converted: NDArray[Any] = np.array(array, dtype=np.float32 if low is not None else np.bool_, order="C")
+        array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+        converted: NDArray[Any] = np.array(array, dtype=np.float32 if low is not None else np.bool_, order="C", copy=None if ours else True)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{name} is no array of numbers: {error}") from error
     if array.ndim not in (2, 3):

@@ -37,20 +37,21 @@ def check_outputs(
             raise UsageError(f"{shown(path)} has no suffix that says what to write: it must end in {', '.join(SUFFIXES)}")
     taken: set[str] = set()
     for target in (*outputs, *([checkpoint] if checkpoint else [])):
-        lasting = (target,) if target == checkpoint else _lasting(target)
-        for path in (*lasting, *map(part_of, lasting)):
+        lasting = (target,) if target == checkpoint else lasting_files(target)
+        for path in lasting:
             _check_place(path)
+            _check_place(part_of(path))
             renewed = path == checkpoint and resumed is not None and _same_file(path, resumed)
             if not renewed and any(_same_file(path, other) for other in inputs):
                 raise UsageError(f"{shown(path)} is an input of this run, which is never overwritten: name another output")
-            if path in lasting and path.exists() and not overwrite and not renewed:
+            if path.exists() and not overwrite and not renewed:
                 raise UsageError(f"{shown(path)} exists: add --overwrite to replace it")
             if os.path.realpath(path) in taken:
                 raise UsageError(f"{shown(path)} is named twice: each output needs a file of its own, and one for its manifest")
-        taken |= {os.path.realpath(path) for path in (*lasting, *map(part_of, lasting))}
+        taken |= {os.path.realpath(path) for path in lasting}
 
 
-def _lasting(output: Path) -> tuple[Path, ...]:
+def lasting_files(output: Path) -> tuple[Path, ...]:
     """What an output leaves: itself, its manifest, and a video's part where it is not finished."""
     return (output, manifest_path(output), *([partial_path(output)] if output.suffix.lower() == ".mp4" else []))
 
