@@ -147,6 +147,7 @@ class Simulation:
             log.warning("%s", choice.why)
         if choice.backend != self.backend:
             self._hand_over(choice)
+        if choice.backend == "compile":
             self.warm_up()
 
     def use(self, backend: str) -> None:
