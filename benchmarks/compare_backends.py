@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from physarum.backends import BACKENDS, choose, choose_device
+from physarum.backends import BACKENDS, choose_device
 from physarum.backends.torch_backend import TorchBackend
 from physarum.model.params import Params
 from physarum.model.start import random_start
@@ -85,7 +85,8 @@ def names(text: str) -> list[str]:
     """Backends separated by commas."""
     chosen = text.split(",")
     for name in chosen:
-        choose(name, "cpu", 0, 0, 0) if name not in BACKENDS else None
+        if name not in BACKENDS:
+            raise argparse.ArgumentTypeError(f"there is no backend {name!r}: choose from {', '.join(BACKENDS)}")
     return chosen
 
 
@@ -131,7 +132,9 @@ def develop(worlds: tuple[World, ...], start: State, name: str, device: torch.de
     """The pattern that the timings start from: agents on strands, not spread evenly."""
     backend = loaded(name, device, worlds, start)
     backend.advance(steps)
-    return backend.state()
+    state = backend.state()
+    backend.close()
+    return state
 
 
 def measure(

@@ -206,7 +206,7 @@ class Simulation:
             values: Broadcasts to (worlds, populations, rows, columns); in the range of that map.
 
         Raises:
-            UsageError: There is no such map, or a value is out of its range.
+            UsageError: There is no such map, the region lies outside the world, or a value is out of its range.
         """
         self._backend.edit(name, region, values)
 

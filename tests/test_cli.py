@@ -267,7 +267,7 @@ def test_a_wrong_command_is_one_sentence(physarum: Caller, arguments: str) -> No
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"sensor_angel = 30", ("my.toml has the unknown key 'sensor_angel': did you mean sensor_angle?",)),
+        (b"sensor_angel = 30", ("my.toml has the unknown key 'sensor_angel' (did you mean sensor_angle?)",)),
         (b"[physics]\ngravity = 9.81", ("my.toml has the unknown key 'physics'",)),
         (b"seed = 1\nseed = 2\n", ("my.toml is not TOML", "line 2")),
         (b"seed = 7\n# caf\xe9\n", ("my.toml is not UTF-8 in line 2",)),

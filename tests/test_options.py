@@ -508,7 +508,7 @@ def test_absurd_files_are_refused_at_once(tmp_path: Path, content: str) -> None:
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(tmp_path: Path, key: str, near: str) -> None:
-    assert config_refusal(tmp_path, f"{key} = 1").endswith(f"my.toml has the unknown key '{key}': did you mean {near}?")
+    assert config_refusal(tmp_path, f"{key} = 1").endswith(f"my.toml has the unknown key '{key}' (did you mean {near}?)")
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """Who advances a world. All backends give the same bits; they differ in speed, in what they need and in how long they take to start."""
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 import torch
 
 from physarum.backends.compile_backend import CompileBackend
 from physarum.backends.torch_backend import TorchBackend
-from physarum.errors import UsageError
+from physarum.errors import UsageError, did_you_mean
 
 BACKENDS: dict[str, type[TorchBackend]] = {"torch": TorchBackend, "compile": CompileBackend}
 
@@ -42,10 +41,7 @@ def choose(backend: str, device: str, agents: int, cells: int, steps: int) -> Ch
     place = choose_device(device)
     if backend != "auto":
         if backend not in BACKENDS:
-            near = get_close_matches(backend, BACKENDS, 1)
-            raise UsageError(
-                f"there is no backend {backend!r}{f' (did you mean {near[0]}?)' if near else ''}: choose {', '.join(BACKENDS)} or auto"
-            )
+            raise UsageError(f"there is no backend {backend!r}{did_you_mean(backend, BACKENDS)}: choose {', '.join(BACKENDS)} or auto")
         lacks = BACKENDS[backend].missing(place)
         if lacks:
             raise UsageError(f"the backend {backend} needs {lacks}")

@@ -93,16 +93,7 @@ class TorchBackend:
         self._constants = self._constants_of(worlds)
 
     def edit(self, name: str, region: tuple[slice, slice], values: Any) -> None:
-        """Change a part of the trail or of a map.
-
-        Args:
-            name: "trail", "food", "walls" or "light".
-            region: Rows and columns.
-            values: Broadcasts to (worlds, populations, rows, columns); in the range of that map.
-
-        Raises:
-            UsageError: There is no such map, or a value is out of its range.
-        """
+        """Change a part of the trail or of a map; see `Simulation.edit`."""
         if name not in ("trail", *Maps._fields):
             raise UsageError(f"there is no map {name!r}: it must be trail, {', '.join(Maps._fields)}")
         window = (..., *region)

@@ -1,12 +1,11 @@
 """TOML files of options."""
 
 import tomllib
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from physarum.cli.options import KEYS
-from physarum.errors import UsageError
+from physarum.errors import UsageError, did_you_mean
 from physarum.files import is_ordinary, shown
 
 LARGEST = 1 << 14  # bytes; nobody writes more by hand
@@ -38,8 +37,8 @@ def read_config(name: str) -> dict[str, Any]:
         raise UsageError(f"{shown(path)} is not TOML: {shown(str(error))[:200]}") from error
     for key in found:
         if key not in KEYS:
-            near = get_close_matches(key.lower().replace("-", "_"), KEYS, 1)
-            raise UsageError(f"{shown(path)} has the unknown key {key[:60]!r}{f': did you mean {near[0]}?' if near else ''}")
+            nearest = did_you_mean(key.lower().replace("-", "_"), KEYS)
+            raise UsageError(f"{shown(path)} has the unknown key {key[:60]!r}{nearest}")
     if isinstance(found.get("image"), str):
         found["image"] = str(path.parent / found["image"])
     return found

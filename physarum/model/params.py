@@ -54,13 +54,7 @@ def real(name: str, value: Any, low: float, high: float) -> float:
     Raises:
         UsageError: It is no number, NaN, or outside.
     """
-    if not isinstance(value, bool) and isinstance(value, numbers.Real):
-        number: Any = value
-        if low <= number <= high:
-            return float(number)
-    elif hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        return real(name, value.item(), low, high)
-    raise UsageError(f"{name} is {_described(value)}: it must be a number from {low:g} to {high:g}")
+    return float(_within(name, value, low, high, numbers.Real, f"a number from {low:g} to {high:g}"))
 
 
 def whole(name: str, value: Any, low: int, high: int) -> int:
@@ -69,13 +63,17 @@ def whole(name: str, value: Any, low: int, high: int) -> int:
     Raises:
         UsageError: It is none, or outside.
     """
-    if not isinstance(value, bool) and isinstance(value, numbers.Integral):
-        number: Any = value
-        if low <= number <= high:
-            return int(number)
+    return int(_within(name, value, low, high, numbers.Integral, f"a whole number from {low} to {high}"))
+
+
+def _within(name: str, value: Any, low: float, high: float, kind: Any, rule: str) -> Any:
+    """`value` itself, or what a NumPy or PyTorch scalar holds."""
+    if not isinstance(value, bool) and isinstance(value, kind):
+        if low <= value <= high:
+            return value
     elif hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        return whole(name, value.item(), low, high)
-    raise UsageError(f"{name} is {_described(value)}: it must be a whole number from {low} to {high}")
+        return _within(name, value.item(), low, high, kind, rule)
+    raise UsageError(f"{name} is {_described(value)}: it must be {rule}")
 
 
 def check_size(size: Any) -> tuple[int, int]:

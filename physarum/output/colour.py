@@ -1,12 +1,11 @@
 """Colour maps: 256 entries from dark to light, by matplotlib's names."""
 
-from difflib import get_close_matches
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from physarum.errors import UsageError
+from physarum.errors import UsageError, did_you_mean
 
 
 @cache
@@ -25,7 +24,6 @@ def colour_table(name: str) -> NDArray[np.uint8]:
     import matplotlib  # noqa: PLC0415 (slow to import)
 
     if name not in matplotlib.colormaps:
-        near = get_close_matches(name, matplotlib.colormaps, 1)
-        raise UsageError(f"there is no colour map {name!r}{f' (did you mean {near[0]}?)' if near else ''}: try magma, viridis or bone")
+        raise UsageError(f"there is no colour map {name!r}{did_you_mean(name, matplotlib.colormaps)}: try magma, viridis or bone")
     table: NDArray[np.uint8] = matplotlib.colormaps[name].resampled(256)(np.arange(256), bytes=True)[:, :3]
     return np.ascontiguousarray(table)

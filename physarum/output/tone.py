@@ -57,14 +57,14 @@ def thresholds(mean: float, white: float = WHITE) -> Tensor:
     return torch.tensor(begins, dtype=torch.float32).clamp(min=FAINTEST)  # no trail is black, however faint the mean
 
 
-def levels(trail: Tensor, steps: Tensor) -> Tensor:
+def levels(trail: Tensor, begins: Tensor) -> Tensor:
     """The level of each cell.
 
     Args:
         trail: float32, any shape.
-        steps: From `thresholds`, on the same device.
+        begins: From `thresholds`, on the same device.
 
     Returns:
         int32 of the same shape, 0 .. 255.
     """
-    return torch.bucketize(trail, steps, out_int32=True, right=True)
+    return torch.bucketize(trail, begins, out_int32=True, right=True)
