@@ -1,5 +1,6 @@
 """The loop of a real run: steps, frames, checkpoints, progress, and a stop flag that ends it between two steps."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from physarum.output.still import write_png
 from physarum.output.tone import exposure
 from physarum.output.video import VideoWriter, exact_rate
 from physarum.simulation import Simulation
+
+log = logging.getLogger("physarum")
 
 RESPONSE = 0.2  # seconds between two looks at the stop flag, as far as whole steps allow
 
@@ -100,7 +103,7 @@ def run(
     plan: Plan,
     stopped: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda _: None,
-    note: Callable[[str], None] = lambda _: None,
+    note: Callable[[str], None] = log.warning,
 ) -> Outcome:
     """Run a simulation to its planned end and write what is planned; files that exist are replaced.
 
@@ -109,7 +112,7 @@ def run(
         plan: What to do.
         stopped: Looked at between steps; when true the run ends there: videos are closed so that they play, and the state is saved.
         progress: Told the completed steps now and then.
-        note: Told a sentence that the user should see.
+        note: Told a sentence that the user should see; on stderr unless told otherwise.
 
     Returns:
         What was done.
