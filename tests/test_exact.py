@@ -122,6 +122,15 @@ def test_a_checkpoint_in_the_middle_changes_nothing(name: str, backends: tuple[s
     assert differing(whole.state(), second.state()) == {}
 
 
+@pytest.mark.parametrize("backend", ["torch", "compile"])
+def test_two_runs_of_100_steps_are_one_of_200(backend: str) -> None:
+    whole, parts = (simulation("awkward", backend) for _ in range(2))
+    whole.run(200)
+    parts.run(100)
+    parts.run(100)
+    assert differing(whole.state(), parts.state()) == {}
+
+
 def test_changing_backends_changes_nothing() -> None:
     whole, switched = simulation("awkward", "torch"), simulation("awkward", "torch")
     whole.run(STEPS)

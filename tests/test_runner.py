@@ -439,7 +439,7 @@ def test_a_folder_is_no_output(tmp_path: Path) -> None:
 
 def test_where_no_file_can_be_that_is_said_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path in (tmp_path / "file" / "a.png", tmp_path / ("long" * 64 + ".png")):
+    for path in (tmp_path / "file" / "a.png", tmp_path / ("long" * 64 + ".png"), tmp_path / ("long" * 61 + ".png")):
         assert path.name in refusal(path)
         assert path.name in refusal(tmp_path / "b.png", checkpoint=path)
 

@@ -108,8 +108,9 @@ def test_trail_is_a_view_and_state_a_copy() -> None:
     assert trail.shape == sim.trail.shape == (1, 1, 83, 61)
     sim.state().x.fill_(-1)
     assert (sim.state().x >= 0).all()
-    assert sim.trail.data_ptr() == sim.trail.data_ptr(), "nothing is copied"
-    assert sim.state().trail.data_ptr() != sim.trail.data_ptr()
+    one, other, copy = sim.trail, sim.trail, sim.state().trail
+    assert one.data_ptr() == other.data_ptr(), "nothing is copied"
+    assert copy.data_ptr() != one.data_ptr()
 
 
 def test_walls_hold_nothing_from_the_start() -> None:

@@ -40,7 +40,6 @@ def check_outputs(
         lasting = (target,) if target == checkpoint else lasting_files(target)
         for path in lasting:
             _check_place(path)
-            _check_place(part_of(path))
             renewed = path == checkpoint and resumed is not None and _same_file(path, resumed)
             if not renewed and any(_same_file(path, other) for other in inputs):
                 raise UsageError(f"{shown(path)} is an input of this run, which is never overwritten: name another output")
@@ -61,7 +60,7 @@ def _check_place(path: Path) -> None:
     try:
         if path.is_dir():
             raise UsageError(f"{shown(path)} is a folder: name a file")
-        path.exists()
+        part_of(path)  # raises where its longer name cannot be
         folder = next(p for p in path.absolute().parents if p.exists())
     except (OSError, ValueError) as error:
         raise UsageError(f"{shown(path)} cannot be written: {getattr(error, 'strerror', None) or error}") from error
