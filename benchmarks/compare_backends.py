@@ -18,6 +18,7 @@ import torch
 
 from physarum.backends import BACKENDS, choose_device
 from physarum.backends.torch_backend import TorchBackend
+from physarum.errors import UsageError
 from physarum.model.params import Params
 from physarum.model.start import random_start
 from physarum.model.state import State
@@ -34,12 +35,16 @@ def main() -> None:
     """Run the comparison and print its table."""
     arguments = parser().parse_args()
     width, height = arguments.size
-    device = choose_device(arguments.device)
+    try:
+        device = choose_device(arguments.device)
+        backends = runnable(arguments.backends, device)
+    except UsageError as error:
+        parser().error(str(error))
     worlds = as_worlds(World(seed=1))
     print(f"{width} x {height} cells, {arguments.agents} agents on {machine(device)['processor']}", file=sys.stderr)
-    first_steps = gate(arguments.backends, device, (width, height), arguments.agents)
-    developed = develop(worlds, random_start(worlds, (width, height), arguments.agents, device=device), arguments.backends[-1], device)
-    rows = measure(worlds, developed, arguments.backends, device, arguments.steps, arguments.rounds)
+    first_steps = gate(backends, device, (width, height), arguments.agents)
+    developed = develop(worlds, random_start(worlds, (width, height), arguments.agents, device=device), backends[-1], device)
+    rows = measure(worlds, developed, backends, device, arguments.steps, arguments.rounds)
     for row in rows:
         row["first_step_s"] = first_steps[row["backend"]]
     slowest = max(row["median_us"] for row in rows)
@@ -67,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     made.add_argument("--size", type=size, default=(1024, 1024), help="WIDTHxHEIGHT in cells [1024x1024]")
     made.add_argument("--agents", type=int, default=1 << 20, help="[1048576]")
-    made.add_argument("--backends", type=names, default=list(BACKENDS), help=f"in the order to time them [{','.join(BACKENDS)}]")
+    made.add_argument("--backends", type=names, help="in the order to time them, such as torch,compile [all that this machine can run]")
     made.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 … [auto]")
     made.add_argument("--steps", type=int, default=64, help="timed together; 64 hold one sort of the agents [64]")
     made.add_argument("--rounds", type=int, default=5, help="how often; the backends take turns [5]")
@@ -88,6 +93,17 @@ def names(text: str) -> list[str]:
         if name not in BACKENDS:
             raise argparse.ArgumentTypeError(f"there is no backend {name!r}: choose from {', '.join(BACKENDS)}")
     return chosen
+
+
+def runnable(asked: list[str] | None, device: torch.device) -> list[str]:
+    """The backends asked for, or all that this machine can run; UsageError where one asked for cannot run."""
+    lacking = {name: BACKENDS[name].missing(device) for name in asked or BACKENDS}
+    for name, lacks in lacking.items():
+        if lacks and asked:
+            raise UsageError(f"the backend {name} needs {lacks}")
+        if lacks:
+            print(f"without {name}, which needs {lacks}", file=sys.stderr)
+    return [name for name, lacks in lacking.items() if not lacks]
 
 
 def loaded(name: str, device: torch.device, worlds: tuple[World, ...], state: State) -> TorchBackend:

@@ -32,7 +32,7 @@ class Simulation:
         size: (width, height) in cells, 8 to 65,536 each; None for the size of the first world's trail, else 512 x 512.
         agents: Slots a population; None for 15 in 100 cells.
         seed: Replaces the seed of every world; None leaves them.
-        backend: "torch", "compile" or "auto", which takes the faster one for the number of steps.
+        backend: "torch", "compile", "triton" or "auto", which takes the faster one for the number of steps.
         device: "cpu", "cuda", "cuda:1" and so on, or "auto".
         count: How many slots hold an agent, (worlds, populations) or what broadcasts to it; None for all.
         planned_steps: How many steps will be run, as far as known; see `expect`.
@@ -147,8 +147,7 @@ class Simulation:
             log.warning("%s", choice.why)
         if choice.backend != self.backend:
             self._hand_over(choice)
-        if choice.backend == "compile":
-            self.warm_up()
+        self.warm_up()
 
     def use(self, backend: str) -> None:
         """Hand the worlds to another backend on the same device; the bits go on as they would have.

@@ -12,7 +12,8 @@ from cases import AWKWARD, SIZE, differing
 from torch._dynamo.utils import counters
 
 from physarum import Params, Simulation, UsageError, World
-from physarum.backends.compile_backend import SORT_EVERY, CompileBackend
+from physarum.backends.buffered_backend import SORT_EVERY
+from physarum.backends.compile_backend import CompileBackend
 from physarum.checkpoint import sha256
 
 

@@ -1,25 +1,22 @@
 """The same model through torch.compile: the whole step is one graph, or each stage one under its label."""
 
 import functools
-import importlib.util
 import os
-import shutil
-import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from physarum.backends.torch_backend import Moment, TorchBackend
+from physarum.backends.buffered_backend import BufferedBackend, Motion
+from physarum.backends.needs import lacking_cache, lacking_compiler, lacking_headers, lacking_triton
+from physarum.backends.torch_backend import Moment
 from physarum.errors import UsageError
 from physarum.model.constants import Constants
 from physarum.model.maps import Maps
 from physarum.model.stages import Agents, Keys, step
-from physarum.model.state import State
 from physarum.model.world import World
 
 # Inductor's options for our graphs alone. CPU: no bounds checks on indices that the model keeps inside, and loops kept in their order
@@ -35,17 +32,7 @@ OPTIONS: dict[str, dict[str, str | int | bool | Callable[..., Any]]] = {
     "cuda": {"emulate_precision_casts": True},
 }
 SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")  # of the environment, with which torch.compile silently does nothing
-TILE = 16  # cells; agents of a tile are kept beside each other in memory, so that what they sense is in the cache
-SORT_EVERY = 64  # steps; agents drift apart slowly
 GRAPHS = 4096  # a world's size is part of its graph: so many sizes and kinds of map may be compiled in a process
-
-
-class Motion(NamedTuple):
-    """What a step changes of the agents: a buffer to write it to."""
-
-    x: Tensor
-    y: Tensor
-    heading: Tensor
 
 
 def step_into(motion: Motion, new_trail: Tensor, agents: Agents, trail: Tensor, constants: Constants, maps: Maps, keys: Keys) -> None:
@@ -63,7 +50,7 @@ def compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False, fullgraph=True, options=OPTIONS.get(device, {}))
 
 
-class CompileBackend(TorchBackend):
+class CompileBackend(BufferedBackend):
     """Advances a batch of worlds with compiled kernels; the first step of a size compiles (about 25 s, later processes 4 s)."""
 
     name = "compile"
@@ -77,25 +64,12 @@ class CompileBackend(TorchBackend):
         switched = next((name for name in SWITCHES if os.environ.get(name) == "1"), None)
         if switched:
             return f"torch.compile, which the environment variable {switched} switches off"
-        if device.type == "cuda" and importlib.util.find_spec("triton") is None:
-            return "Triton, which torch.compile needs on a GPU (pip install triton)"
-        compiler = os.environ.get("CXX", "g++")
-        if shutil.which(compiler) is None:
-            return f"a C++ compiler: there is no {compiler} (on Debian and Ubuntu: apt install g++)"
-        if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
-            return "Python.h, the headers of this Python (on Debian and Ubuntu: apt install python3-dev)"
-        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-        if cache and not _can_write(Path(cache)):
-            return f"a folder to keep compiled kernels in: TORCHINDUCTOR_CACHE_DIR is {cache}, which cannot be written"
-        return None
-
-    def load(self, worlds: Sequence[World], state: State) -> None:
-        """Take over a batch of worlds; see TorchBackend."""
-        super().load(worlds, state)
-        trail = self._now.trail
-        self._motions: tuple[Motion, ...] = ()
-        self._trails = (trail, torch.empty_like(trail))
-        self._sorted_at: int | None = None
+        return (
+            (lacking_triton() if device.type == "cuda" else None)
+            or lacking_compiler("C++", ("g++",), "CXX")
+            or lacking_headers()
+            or lacking_cache("TORCHINDUCTOR_CACHE_DIR")
+        )
 
     def advance(self, steps: int, labelled: bool = False) -> None:
         """Run `steps` steps; see TorchBackend.
@@ -115,17 +89,11 @@ class CompileBackend(TorchBackend):
         with torch.no_grad(), _compiling():
             self._compute(self._keys(range(1))[0])
 
-    def close(self) -> None:
-        """Give the memory back."""
-        super().close()
-        del self._motions, self._trails
-
     def _constants_of(self, worlds: Sequence[World]) -> Constants:
         return Constants.of(worlds, self.device)  # with attraction always a tensor, so that changing it does not compile again
 
     def _advance_once(self, keys: Keys, labelled: bool) -> None:
-        if self._sorted_at is None or self._now.step - self._sorted_at >= SORT_EVERY:
-            self._sort()
+        self._sort_when_due()
         if labelled:
             now = self._now
             agents, trail = step(now.agents, now.trail, self._constants, self._maps, keys, self._run_compiled)
@@ -135,45 +103,13 @@ class CompileBackend(TorchBackend):
 
     def _compute(self, keys: Keys) -> Moment:
         """The moment after this one, in the buffers that this one does not use."""
-        now, motion = self._now, self._free_motion()
-        trail = next(t for t in self._trails if t is not now.trail)
+        now, (motion, trail) = self._now, self._free_buffers()
         compiled(step_into, self.device.type)(motion, trail, now.agents, now.trail, self._constants, self._maps, keys)
         return Moment(now.agents._replace(**motion._asdict()), trail, now.step + 1)
 
     def _run_compiled(self, stage: Callable[..., Any], *args: Any) -> Any:
         with record_function(stage.__name__):
             return compiled(stage, self.device.type)(*args)
-
-    def _sort(self) -> None:
-        """Bring agents that stand in the same tile together; `id` says who is who, so no bit depends on it."""
-        agents, trail, step_number = self._now
-        columns, rows = (-(-side // TILE) for side in reversed(trail.shape[-2:]))
-        world = torch.arange(agents.x.shape[:2].numel(), dtype=torch.int32, device=self.device).view(*agents.x.shape[:2], 1)
-        tile = (world * rows + agents.y.to(torch.int32) // TILE) * columns + agents.x.to(torch.int32) // TILE
-        self._motions = ()  # the other buffer makes room for what sorting needs
-        order = tile.flatten().argsort()
-        del tile
-        x, y, heading, ids = (t.flatten()[order].view_as(t) for t in agents[:4])
-        self._now = Moment(Agents(x, y, heading, ids, agents.last_id), trail, step_number)
-        self._sorted_at = step_number
-
-    def _free_motion(self) -> Motion:
-        """A buffer that does not hold the agents of now."""
-        now = Motion(*self._now.agents[:3])
-        free = next((m for m in self._motions if m.x is not now.x), None)
-        if free is None:
-            free = Motion(*(torch.empty_like(t) for t in now))
-            self._motions = (now, free)
-        return free
-
-
-def _can_write(folder: Path) -> bool:
-    """Whether there is such a folder, or can be, that takes files."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK | os.X_OK)
 
 
 @contextmanager

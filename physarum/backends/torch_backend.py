@@ -45,6 +45,7 @@ class TorchBackend:
     # At the peak of a step, temporary arrays included; measured with torch.profiler (torch 2.13, CPU).
     bytes_per_agent = 90
     bytes_per_cell = 36
+    kernels_a_step: int | None = None  # that a labelled step launches on a GPU, where that is known beforehand
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)

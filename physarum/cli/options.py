@@ -56,7 +56,7 @@ class RunOptions:
     """Options of the run; None where not given."""
 
     steps: Annotated[str | None, Parameter(help="completed at the end; 0 shows the start [1000]", group=RUN)] = None
-    backend: Annotated[str | None, Parameter(help="torch, compile or auto [auto]", group=RUN)] = None
+    backend: Annotated[str | None, Parameter(help="torch, compile, triton or auto [auto]", group=RUN)] = None
     device: Annotated[str | None, Parameter(help="cpu, cuda, cuda:1 and so on, or auto [auto]", group=RUN)] = None
     checkpoint: Annotated[str | None, Parameter(help="file for the state at the end, or where the run is stopped", group=RUN)] = None
     checkpoint_every: Annotated[str | None, Parameter(help="also write it every so many steps", group=RUN)] = None

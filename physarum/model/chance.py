@@ -52,10 +52,19 @@ def keys(seeds: Sequence[int], numbers: Sequence[int], steps: range, purpose: in
     Returns:
         int32 tensor (steps, worlds, 1, 1) on the CPU, uint32 bits.
     """
-    world = _hash32(_hash32(np.array(seeds, np.uint32)) + np.array(numbers, np.uint32))
+    world = _world_keys(seeds, numbers)
     step = np.arange(steps.start, steps.stop, dtype=np.int64).astype(np.uint32)
     mixed = _hash32(_hash32(world[None, :] + step[:, None]) + np.uint32(purpose))
     return torch.from_numpy(mixed.view(np.int32))[:, :, None, None]
+
+
+def world_keys(seeds: Sequence[int], numbers: Sequence[int]) -> Tensor:
+    """The part of the keys that stays: hash32(hash32(seed) + number), int32 (worlds,) on the CPU, uint32 bits."""
+    return torch.from_numpy(_world_keys(seeds, numbers).view(np.int32))
+
+
+def _world_keys(seeds: Sequence[int], numbers: Sequence[int]) -> NDArray[np.uint32]:
+    return _hash32(_hash32(np.array(seeds, np.uint32)) + np.array(numbers, np.uint32))
 
 
 def _hash32(v: NDArray[np.uint32]) -> NDArray[np.uint32]:

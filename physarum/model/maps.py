@@ -29,7 +29,7 @@ class Maps(NamedTuple):
         food, walls, light = (stacked(name, worlds, size) for name in ("food", "walls", "light"))
         if food is not None and walls is not None:
             food = torch.where(walls, 0.0, food)
-        return cls(*(None if field is None else field.to(device) for field in (food, walls, light)))
+        return cls(*(None if field is None else field.to(device).contiguous() for field in (food, walls, light)))
 
 
 def map_bytes(worlds: Sequence[World], size: tuple[int, int]) -> int:
