@@ -1,5 +1,6 @@
 """Each stage alone: what it must do whatever the parameters are."""
 
+import dataclasses
 import itertools
 import math
 
@@ -247,3 +248,13 @@ def test_whatever_the_parameters_agents_stay_inside_and_trail_stays_finite(
     if walls is not None:
         assert not walls[state.y.long(), state.x.long()].any()
         assert (state.trail[0, 0].numpy()[walls] == 0).all()
+
+
+def test_a_distance_too_short_to_be_told_from_none_is_none() -> None:
+    """Its sums could be denormal numbers, which GPUs floor to another cell than processors do."""
+    world = World((dataclasses.replace(AWKWARD, sensor_distance=2.0**-65, step_size=5e-20),))
+    constants = Constants.of([world])
+    assert (constants.sensor_distance.item(), constants.step_size.item()) == (0, 0)
+    world = World((dataclasses.replace(AWKWARD, sensor_distance=2.0**-64, step_size=6e-20),))
+    constants = Constants.of([world])
+    assert (constants.sensor_distance.item(), constants.step_size.item()) == (2.0**-64, np.float32(6e-20))

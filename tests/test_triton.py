@@ -37,6 +37,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_: (9, 0))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
@@ -44,6 +45,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 LACKS = {
     "Triton": ({}, "Triton, which is not installed"),
     "a new Triton": ({}, r"Triton 3\.4 or newer: this is 3\.3\.1"),
+    "a Triton that does not fuse on Blackwell": ({}, r"Triton 3\.7 or newer: 3\.6\.0 rounds products and sums as one on this GPU"),
     "a compiler": ({"CC": "/nonexistent/cc"}, r"C compiler: there is no /nonexistent/cc \(on Debian and Ubuntu: apt install gcc\)"),
     "any compiler": ({"PATH": "/nonexistent"}, r"C compiler: there is no gcc or clang \(on Debian and Ubuntu: apt install gcc\)"),
     "headers": ({}, r"Python\.h.*apt install python3-dev"),
@@ -66,6 +68,10 @@ def test_what_is_missing_is_said_and_auto_goes_on(gpu: None, lack: str, monkeypa
         monkeypatch.setattr(needs.importlib.util, "find_spec", lambda _: None)
     if lack == "a new Triton":
         monkeypatch.setattr(needs.importlib.metadata, "version", lambda _: "3.3.1")
+    if "Blackwell" in lack:
+        monkeypatch.setattr(needs.importlib.metadata, "version", lambda _: "3.6.0")
+        assert choose("triton", "cuda", 0, 0, 0), "which is right on older GPUs"
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_: (12, 0))
     if lack == "headers":
         monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
     with pytest.raises(UsageError, match=f"the backend triton needs .*{said}"):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from physarum.backends.buffered_backend import BufferedBackend, Motion
-from physarum.backends.needs import lacking_cache, lacking_compiler, lacking_headers, lacking_triton
+from physarum.backends.needs import lacking_build_tools, lacking_cache, lacking_compiler, lacking_headers, lacking_triton
 from physarum.backends.torch_backend import Moment
 from physarum.errors import UsageError
 from physarum.model.constants import Constants
@@ -65,7 +65,7 @@ class CompileBackend(BufferedBackend):
         if switched:
             return f"torch.compile, which the environment variable {switched} switches off"
         return (
-            (lacking_triton() if device.type == "cuda" else None)
+            (lacking_triton(device) or lacking_build_tools() if device.type == "cuda" else None)
             or lacking_compiler("C++", ("g++",), "CXX")
             or lacking_headers()
             or lacking_cache("TORCHINDUCTOR_CACHE_DIR")

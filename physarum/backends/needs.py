@@ -6,10 +6,15 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
+import torch
+
 OLDEST_TRITON = (3, 4)
+# These pair float32 operations on GPUs of this compute capability and above, and their ptxas contracts the pairs to FMA even when told
+# not to; seen in the machine code of our kernels.
+FUSING_TRITONS = ((3, 5), (3, 6))
+FUSED_FROM = (10, 0)
 YES = ("1", "on", "true")  # as Triton reads a switch
 
 
@@ -39,16 +44,27 @@ def lacking_cache(variable: str, folder: str | None = None) -> str | None:
     return None
 
 
-def lacking_triton() -> str | None:
-    """Triton as a compiler, and what it builds its launchers with."""
+def lacking_triton(device: torch.device | None = None) -> str | None:
+    """A Triton that compiles, and compiles for `device` what it is told; None for any device."""
     if importlib.util.find_spec("triton") is None:
         return "Triton, which is not installed (pip install triton)"
-    with suppress(importlib.metadata.PackageNotFoundError):  # nightly builds of PyTorch bring it under another name
-        version = importlib.metadata.version("triton")
-        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TRITON:
-            return f"Triton {'.'.join(map(str, OLDEST_TRITON))} or newer: this is {version}"
     if os.environ.get("TRITON_INTERPRET", "").lower() in YES:
         return "Triton's compiler, which the environment variable TRITON_INTERPRET replaces by its slow interpreter: unset it"
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:  # nightly builds of PyTorch bring it under another name
+        return None
+    release = tuple(int(part) for part in version.split(".")[:2])
+    if release < OLDEST_TRITON:
+        return f"Triton {'.'.join(map(str, OLDEST_TRITON))} or newer: this is {version}"
+    capability = (0, 0) if device is None else torch.cuda.get_device_capability(device)
+    if release in FUSING_TRITONS and capability >= FUSED_FROM:
+        return f"Triton 3.7 or newer: {version} rounds products and sums as one on this GPU, whatever it is told, so that bits would differ"
+    return None
+
+
+def lacking_build_tools() -> str | None:
+    """What Triton builds its launchers with."""
     return lacking_compiler("C", ("gcc", "clang"), "CC") or lacking_headers()
 
 

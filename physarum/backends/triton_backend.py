@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from physarum.backends.buffered_backend import BufferedBackend
-from physarum.backends.needs import lacking_cache, lacking_triton
+from physarum.backends.needs import lacking_build_tools, lacking_cache, lacking_triton
 from physarum.backends.torch_backend import Moment
 from physarum.errors import UsageError
 from physarum.model import chance
@@ -43,7 +43,7 @@ class TritonBackend(BufferedBackend):
         if device.type != "cuda":
             return "an NVIDIA GPU: " + ("none is visible here" if not torch.cuda.is_available() else f"the device asked for is {device}")
         home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
-        return lacking_triton() or lacking_cache("TRITON_CACHE_DIR", os.path.join(home, ".triton", "cache"))
+        return lacking_triton(device) or lacking_build_tools() or lacking_cache("TRITON_CACHE_DIR", os.path.join(home, ".triton", "cache"))
 
     def load(self, worlds: Sequence[World], state: State) -> None:
         """Take over a batch of worlds; see TorchBackend."""

@@ -11,6 +11,13 @@ from physarum.model.angles import binary_angle
 from physarum.model.params import Params
 from physarum.model.world import World
 
+SHORTEST = 2.0**-64  # cells; a shorter distance is none, so that no sum of it is a denormal number, which floor on GPUs takes for 0
+
+
+def distance(cells: float) -> float:
+    """A distance as it is computed with."""
+    return cells if cells >= SHORTEST else 0.0
+
 
 class Constants(NamedTuple):
     """A number a world and population: (worlds, populations, 1) where agents use it, (worlds, populations, 1, 1) where fields do."""
@@ -37,8 +44,8 @@ class Constants(NamedTuple):
         return cls(
             sensor_angle=table(np.int32, 1, lambda p: binary_angle(p.sensor_angle)),
             rotation_angle=table(np.int32, 1, lambda p: binary_angle(p.rotation_angle)),
-            sensor_distance=table(np.float32, 1, lambda p: p.sensor_distance),
-            step_size=table(np.float32, 1, lambda p: p.step_size),
+            sensor_distance=table(np.float32, 1, lambda p: distance(p.sensor_distance)),
+            step_size=table(np.float32, 1, lambda p: distance(p.step_size)),
             deposit_amount=table(np.float32, 2, lambda p: p.deposit_amount),
             keep=table(np.float32, 2, lambda p: 1 - p.diffusion),
             share=table(np.float32, 2, lambda p: p.diffusion / 9),
