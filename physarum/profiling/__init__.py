@@ -1,0 +1,1 @@
+"""What a trace tells about a run: host launches, device operations and where the time goes."""
