@@ -2,13 +2,18 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch.profiler import record_function
+
 from physarum import checkpoint
+from physarum.backends import BACKENDS
 from physarum.errors import UsageError
 from physarum.files import next_free, shown
 from physarum.model.params import MOST_STEPS, real, whole
@@ -20,6 +25,7 @@ from physarum.output.names import check_outputs
 from physarum.output.still import write_png
 from physarum.output.tone import exposure
 from physarum.output.video import VideoWriter, exact_rate
+from physarum.profiling.session import Recording, recording
 from physarum.simulation import Simulation
 
 log = logging.getLogger("physarum")
@@ -273,3 +279,75 @@ def _finish(simulation: Simulation, plan: Plan, renderer: Renderer, videos: Mapp
             written.append(shown(path))
         write_manifest(path, about | content)
     return Outcome(state.step, span.interrupted, tuple(written), kept)
+
+
+class Runner:
+    """Hands one simulation from backend to backend, and records what each does with it.
+
+    Args:
+        simulation: Which is run on; its bits do not depend on who advances it.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+
+    def switch(self, backend: str) -> "Runner":
+        """Let another backend go on from here.
+
+        Raises:
+            UsageError: There is no such backend, or this machine lacks what it needs.
+        """
+        with record_function(f"switch to {backend}"):
+            self.simulation.use(backend)
+        return self
+
+    def run(self, steps: int, by_stage: bool = True) -> None:
+        """Run some steps, labelled, and wait until the device has done them.
+
+        Args:
+            steps: How many.
+            by_stage: Label each stage of each step. Without, the backend takes its fastest way, which may fuse what labels keep apart;
+                the implementation's label is then "compile, whole step" and the like.
+        """
+        steps = whole("steps", steps, 0, MOST_STEPS)
+        self.simulation.use(self.simulation.backend)  # "auto" changes no more, or the label would name another one
+        name = self.simulation.backend + ("" if by_stage else ", whole step")
+        with record_function(name):
+            for _ in range(steps):
+                if by_stage:
+                    self.simulation.run(1, labelled=True)
+                else:
+                    with record_function(f"step {self.simulation.step}"):
+                        self.simulation.run(1, labelled=False)
+            self.simulation.synchronize()
+
+    @contextmanager
+    def trace(
+        self, path: str | PathLike[str] | None = None, shapes: bool = False, memory: bool = False, stack: bool = False
+    ) -> Iterator[Recording]:
+        """Record what is done in the block: labels, operators, launches, and what the GPU did.
+
+        Args:
+            path: Where to write a file for Perfetto, .json or .json.gz; None to count only.
+            shapes: Record the shapes of operators' arguments.
+            memory: Record allocations.
+            stack: Record Python stacks: tens of times as many bytes.
+
+        Yields:
+            A recording, which has its `trace`, with all counts, once the block has ended.
+
+        Raises:
+            UsageError: The path has another suffix, or this process has already recorded on a GPU.
+            RunError: The profiler lost records, or the file is too large or cannot be written.
+        """
+        simulation = self.simulation
+        about = {"versions": versions(simulation.device), "device": str(simulation.device), "size": list(simulation.size)}
+        known = {name: backend.kernels_a_step for name, backend in BACKENDS.items() if backend.kernels_a_step}
+        with recording(path, shapes, memory, stack, about, known) as made:
+            yield made
+
+    @contextmanager
+    def launches(self) -> Iterator[Recording]:
+        """Count what is launched in the block; as `trace`, without a file."""
+        with self.trace() as made:
+            yield made

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from physarum import __version__
+from physarum.cli.kernels import kernels
 from physarum.cli.run import resume, run, say
+from physarum.cli.trace import trace
 from physarum.errors import RunError, UsageError
 
 app = App(
@@ -16,9 +18,12 @@ app = App(
     help="Slime moulds on a torus. One seed gives the same bits on every backend and device.",
     version=__version__,
     result_action="return_value",
+    suppress_keyboard_interrupt=False,  # or it ends the program by itself
 )
 app.command(run)
 app.command(resume)
+app.command(trace)
+app.command(kernels)
 
 
 def main() -> None:

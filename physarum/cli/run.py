@@ -45,7 +45,7 @@ def run(
     inputs = [Path(name) for name in (settings.image, config) if name]
     check_outputs(outputs, _checkpoint(run)[0], inputs, overwrite=output.overwrite)
     colour_table(settings.colormap)
-    world = _world(settings)
+    world = world_of(settings)
     facts = {"image_sha256": hashlib.sha256(Path(settings.image).read_bytes()).hexdigest()} if settings.image else {}
 
     def begin(flag: StopFlag) -> int:
@@ -120,7 +120,7 @@ def say(sentence: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # for what is still to come
 
 
-def _world(settings: Settings) -> "World":
+def world_of(settings: Settings) -> "World":
     """The world that was asked for, with the picture as its trail."""
     from physarum.model.world import World  # noqa: PLC0415
     from physarum.output.picture import read_picture  # noqa: PLC0415

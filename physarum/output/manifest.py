@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import os
 import platform
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from physarum import __version__
 from physarum.files import written_whole
 
-LIBRARIES = ("torch", "numpy", "matplotlib", "imageio", "pillow", "av", "safetensors")
+LIBRARIES = ("torch", "triton", "numpy", "matplotlib", "imageio", "pillow", "av", "safetensors")
 
 
 def manifest_path(output: str | PathLike[str]) -> Path:
@@ -24,7 +25,9 @@ def manifest_path(output: str | PathLike[str]) -> Path:
 def versions(device: torch.device) -> dict[str, str]:
     """What the result was computed with."""
     found = {"physarum": __version__, "python": platform.python_version(), "platform": platform.platform()}
-    found |= {name: importlib.metadata.version(name) for name in LIBRARIES}
+    for name in LIBRARIES:
+        with suppress(importlib.metadata.PackageNotFoundError):  # Triton is there on Linux alone
+            found[name] = importlib.metadata.version(name)
     if device.type == "cuda":
         found |= {"gpu": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
     return found

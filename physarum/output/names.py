@@ -39,7 +39,7 @@ def check_outputs(
     for target in (*outputs, *([checkpoint] if checkpoint else [])):
         lasting = (target,) if target == checkpoint else lasting_files(target)
         for path in lasting:
-            _check_place(path)
+            check_place(path)
             renewed = path == checkpoint and resumed is not None and _same_file(path, resumed)
             if not renewed and any(_same_file(path, other) for other in inputs):
                 raise UsageError(f"{shown(path)} is an input of this run, which is never overwritten: name another output")
@@ -55,7 +55,7 @@ def lasting_files(output: Path) -> tuple[Path, ...]:
     return (output, manifest_path(output), *([partial_path(output)] if output.suffix.lower() == ".mp4" else []))
 
 
-def _check_place(path: Path) -> None:
+def check_place(path: Path) -> None:
     """Refuse a name at which no file can be made."""
     try:
         if path.is_dir():
