@@ -8,17 +8,18 @@ if TYPE_CHECKING:
     from physarum.model.params import Params
     from physarum.model.state import State
     from physarum.model.world import World
-    from physarum.runner import Plan, run
+    from physarum.runner import Plan, Runner, run
     from physarum.simulation import Simulation
 
 __version__ = "0.1.0"
-__all__ = ["Params", "Plan", "RunError", "Simulation", "State", "UsageError", "World", "__version__", "run"]
+__all__ = ["Params", "Plan", "RunError", "Runner", "Simulation", "State", "UsageError", "World", "__version__", "run"]
 
 # Looked up on first use, so that `import physarum` and `physarum --help` do not wait for PyTorch.
 _HOMES = {
     "Params": "physarum.model.params",
     "Plan": "physarum.runner",
     "RunError": "physarum.errors",
+    "Runner": "physarum.runner",
     "Simulation": "physarum.simulation",
     "State": "physarum.model.state",
     "UsageError": "physarum.errors",

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
 COMMANDS = [line.split("#")[0].strip() for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()]
+PYTHON = [block for kind, block in BLOCKS if kind == "python"]
 PHYSARUM = [command for command in COMMANDS if command.startswith("physarum")]
 TOY = {"--size": "48x40", "--agents": "300", "--steps": "12", "--checkpoint-every": "5"}
 
@@ -25,6 +26,8 @@ def toy(command: str) -> list[str]:
     if "resume" in words:
         return ["16" if before == "--steps" else word for before, word in zip(["", *words], words, strict=False)]
     shrunk = [TOY.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+    if words[0] == "trace":
+        shrunk[words.index("torch,compile")] = "torch"
     if words[0] == "run" and "--help" not in words:
         shrunk += [word for option in ("--size", "--agents", "--steps") if option not in words for word in (option, TOY[option])]
     return shrunk
@@ -44,12 +47,19 @@ def test_commands_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_python_runs_in_five_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = [block for kind, block in BLOCKS if kind == "python"]
+    code = PYTHON[0]
     assert len([line for line in code.splitlines() if line]) <= 5
     monkeypatch.chdir(tmp_path)
     exec(code.replace("(512, 512)", "(64, 64)").replace("100_000", "500").replace("steps=200", "steps=8"), {})
     assert (tmp_path / "network.png").exists()
     assert (tmp_path / "network.mp4").exists()
+
+
+def test_python_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(PYTHON[1].replace("(256, 256)", "(64, 48), agents=300"), {})
+    assert capsys.readouterr().out.startswith("Count(host_launches=0")
+    assert (tmp_path / "step.json.gz").exists()
 
 
 def test_scripts_and_files_that_it_names_exist() -> None:
@@ -72,5 +82,5 @@ def test_every_parameter_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> N
     shown = capsys.readouterr().out
     for name in Params.__dataclass_fields__:
         assert f"--{name.replace('_', '-')}" in shown
-    for name in set(re.findall(r"(--[a-z-]+)", " ".join(PHYSARUM))) - {"--help"}:
+    for name in set(re.findall(r"(--[a-z-]+)", " ".join(c for c in PHYSARUM if "trace" not in c))) - {"--help"}:
         assert name in shown

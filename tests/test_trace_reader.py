@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from physarum import UsageError
+from physarum import RunError, UsageError
 from physarum.profiling import reader
 from physarum.profiling.reader import Count, Event, Trace, read_events, read_trace, trace_of
+from physarum.profiling.report import check
 
 # A step as three fused kernels do it: the label, the call that launches, the kernel.
 FUSED = (
@@ -575,3 +576,32 @@ def test_operators_are_those_that_no_other_operator_calls() -> None:
     assert [cost.name for cost in trace.costliest(9)] == [
         "Torch-Compiled Region: 0/0", "aten::copy_", "aten::_to_copy", "aten::empty", "aten::empty", "aten::to"
     ]  # fmt: skip
+
+
+def test_a_trace_of_a_gpu_has_the_known_counts() -> None:
+    """Three steps each of eager PyTorch and of Triton on an H200, recorded by `physarum trace`."""
+    trace = read_trace(Path(__file__).parent / "traces" / "h200.json.gz")
+    assert trace.unmatched == 0
+    assert (trace.total.host_launches, trace.total.kernels, trace.total.device_operations) == (992, 992, 1033)
+    assert [(step.implementation, step.number) for step in trace.steps] == [("torch", n) for n in range(3)] + [
+        ("triton", n) for n in range(3, 6)
+    ]
+    for step in trace.steps[:3]:
+        assert {name: count.host_launches for name, count in step.stages.items()} == {
+            "sense": 185, "motor": 84, "deposit": 27, "diffuse": 10, "decay": 7
+        }  # fmt: skip
+    for step in trace.steps[4:]:
+        assert {name: count.kernels for name, count in step.stages.items()} == {"sense+motor": 1, "deposit": 1, "diffuse+decay": 1}
+    check(trace, {"triton": 3})
+    with pytest.raises(RunError, match="saw 3 kernels in a step of triton, which has 4"):
+        check(trace, {"triton": 4})
+
+
+def test_a_record_lost_from_a_trace_of_a_gpu_is_noticed() -> None:
+    events = read_events(Path(__file__).parent / "traces" / "h200.json.gz")
+    kernels = [event for event in events if event.category == "kernel"]
+    for lost in (kernels[0], kernels[-1], kernels[500]):
+        trace = trace_of([event for event in events if event is not lost])
+        assert trace.unmatched == 1
+        with pytest.raises(RunError, match="lost records"):
+            check(trace, {})

@@ -73,7 +73,9 @@ def as_table(trace: Trace) -> str:
     made = implementations(trace)
     parts = [_counts_table(made, on_gpu), _total(trace.total, on_gpu), _first_steps_table(made), _costs_table(trace, on_gpu)]
     if not on_gpu:
-        parts.insert(0, "no GPU in this trace: operators are counted instead of launches (compiled kernels are none), and time is the host's")
+        parts.insert(
+            0, "no GPU in this trace: operators are counted instead of launches (compiled kernels are none), and time is the host's"
+        )
     return "\n\n".join(part for part in parts if part)
 
 
