@@ -323,7 +323,12 @@ class Runner:
 
     @contextmanager
     def trace(
-        self, path: str | PathLike[str] | None = None, shapes: bool = False, memory: bool = False, stack: bool = False
+        self,
+        path: str | PathLike[str] | None = None,
+        shapes: bool = False,
+        memory: bool = False,
+        stack: bool = False,
+        alike: bool = False,
     ) -> Iterator[Recording]:
         """Record what is done in the block: labels, operators, launches, and what the GPU did.
 
@@ -332,6 +337,7 @@ class Runner:
             shapes: Record the shapes of operators' arguments.
             memory: Record allocations.
             stack: Record Python stacks: tens of times as many bytes.
+            alike: Nothing is changed between steps, so on a GPU the later ones of a backend must launch the same, or records were lost.
 
         Yields:
             A recording, which has its `trace`, with all counts, once the block has ended.
@@ -343,7 +349,7 @@ class Runner:
         simulation = self.simulation
         about = {"versions": versions(simulation.device), "device": str(simulation.device), "size": list(simulation.size)}
         known = {name: backend.kernels_a_step for name, backend in BACKENDS.items() if backend.kernels_a_step}
-        with recording(path, shapes, memory, stack, about, known) as made:
+        with recording(path, shapes, memory, stack, about, known, alike) as made:
             yield made
 
     @contextmanager

@@ -98,7 +98,7 @@ def trace(
         say("the backends are warmed up beforehand: the stacks of compiling would fill the trace, which has no cold start therefore")
         for name in chosen:
             _run(runner, name, 1)
-    with runner.trace(path, shapes, memory, stack) as recorded:
+    with runner.trace(path, shapes, memory, stack, alike=True) as recorded:
         for name in chosen:
             say(f"{name}: {number} steps")
             _run(runner, name, number)

@@ -44,27 +44,30 @@ def implementations(trace: Trace) -> list[Implementation]:
     return [_implementation(name, steps) for name, steps in found.items()]
 
 
-def check(trace: Trace, kernels_a_step: Mapping[str, int]) -> None:
+def check(trace: Trace, kernels_a_step: Mapping[str, int], alike: bool = False) -> None:
     """See that a trace of a GPU has lost nothing: profilers drop records silently.
 
     Args:
         trace: The whole session.
-        kernels_a_step: Of the implementations whose kernels are known beforehand.
+        kernels_a_step: Of the implementations whose kernels are known beforehand, sort and reset aside.
+        alike: Nothing was changed between steps, so that the later ones of an implementation must launch the same.
 
     Raises:
-        RunError: A launch has no kernel, later steps of an implementation differ in their launches, or a known number is not met.
+        RunError: A launch has no kernel, a step does not have the known number, or later steps differ that should not.
     """
     if trace.unmatched:
         raise RunError(f"the profiler lost records: {trace.unmatched} launches and copies have no operation on the device; trace again")
-    for made in implementations(trace):
-        if made.uneven:
-            raise RunError(f"the profiler lost records: later steps of {made.name} differ in what they launch; trace again")
-        kernels = made.whole.kernels
-        if made.odd:
-            kernels -= sum(made.stages[stage].kernels for stage in ODD_STAGES if stage in made.stages)
-        expected = kernels_a_step.get(made.name, kernels)
+    for step in trace.steps:
+        kernels = step.whole.kernels - sum(step.stages[stage].kernels for stage in ODD_STAGES if stage in step.stages)
+        expected = kernels_a_step.get(step.implementation, kernels)
         if kernels != expected:
-            raise RunError(f"the profiler saw {kernels} kernels in a step of {made.name}, which has {expected}; trace again")
+            raise RunError(
+                f"the profiler lost records: it saw {kernels} kernels in step {step.number} of {step.implementation}, "
+                f"which has {expected}; trace again"
+            )
+    uneven = [made.name for made in implementations(trace) if made.uneven]
+    if alike and uneven:
+        raise RunError(f"the profiler lost records: later steps of {uneven[0]} differ in what they launch; trace again")
 
 
 def as_table(trace: Trace) -> str:

@@ -56,6 +56,7 @@ def recording(
     stack: bool = False,
     about: Mapping[str, Any] | None = None,
     kernels_a_step: Mapping[str, int] | None = None,
+    alike: bool = False,
 ) -> Iterator[Recording]:
     """Record what PyTorch and the GPU do in the block.
 
@@ -66,6 +67,7 @@ def recording(
         stack: Record the Python stack of each operator: tens of times as many bytes.
         about: Written into the trace, of JSON's types.
         kernels_a_step: Of the implementations whose number of kernels is known; on a GPU the trace must have them.
+        alike: Nothing is changed between steps; on a GPU the later ones of an implementation must launch the same.
 
     Yields:
         The recording; its trace is there once the block has ended.
@@ -98,7 +100,7 @@ def recording(
         _recording.release()
     trace = trace_of(events_in(content["traceEvents"]))
     if on_gpu:
-        check(trace, kernels_a_step or {})
+        check(trace, kernels_a_step or {}, alike)
     if target is not None:
         _write(target, content, about or {})
     made.trace = trace
