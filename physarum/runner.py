@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from os import PathLike
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch.profiler import record_function
 
-from physarum import checkpoint
+from physarum import checkpoint, labels
 from physarum.backends import BACKENDS
 from physarum.errors import UsageError
 from physarum.files import next_free, shown
@@ -311,7 +311,7 @@ class Runner:
         """
         steps = whole("steps", steps, 0, MOST_STEPS)
         self.simulation.use(self.simulation.backend)  # "auto" changes no more, or the label would name another one
-        name = self.simulation.backend + ("" if by_stage else ", whole step")
+        name = self.simulation.backend + ("" if by_stage else labels.WHOLE_STEP)
         with record_function(name):
             for _ in range(steps):
                 if by_stage:
@@ -324,7 +324,7 @@ class Runner:
     @contextmanager
     def trace(
         self,
-        path: str | PathLike[str] | None = None,
+        path: str | PathLike[str],
         shapes: bool = False,
         memory: bool = False,
         stack: bool = False,
@@ -333,7 +333,7 @@ class Runner:
         """Record what is done in the block: labels, operators, launches, and what the GPU did.
 
         Args:
-            path: Where to write a file for Perfetto, .json or .json.gz; None to count only.
+            path: Where to write a file for Perfetto, .json or .json.gz.
             shapes: Record the shapes of operators' arguments.
             memory: Record allocations.
             stack: Record Python stacks: tens of times as many bytes.
@@ -346,14 +346,19 @@ class Runner:
             UsageError: The path has another suffix, or this process has already recorded on a GPU.
             RunError: The profiler lost records, or the file is too large or cannot be written.
         """
-        simulation = self.simulation
-        about = {"versions": versions(simulation.device), "device": str(simulation.device), "size": list(simulation.size)}
-        known = {name: backend.kernels_a_step for name, backend in BACKENDS.items() if backend.kernels_a_step}
-        with recording(path, shapes, memory, stack, about, known, alike) as made:
+        with self._recording(path, shapes, memory, stack, alike) as made:
             yield made
 
     @contextmanager
     def launches(self) -> Iterator[Recording]:
         """Count what is launched in the block; as `trace`, without a file."""
-        with self.trace() as made:
+        with self._recording(None) as made:
             yield made
+
+    def _recording(
+        self, path: str | PathLike[str] | None, shapes: bool = False, memory: bool = False, stack: bool = False, alike: bool = False
+    ) -> AbstractContextManager[Recording]:
+        simulation = self.simulation
+        about = {"versions": versions(simulation.device), "device": str(simulation.device), "size": list(simulation.size)}
+        known = {name: backend.kernels_a_step for name, backend in BACKENDS.items() if backend.kernels_a_step}
+        return recording(path, shapes, memory, stack, alike, about, known, simulation.device)

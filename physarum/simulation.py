@@ -145,16 +145,20 @@ class Simulation:
         choice = choose("auto", str(self.device), *self._work, self._steps_expected)
         if choice.backend != self.backend or steps:
             log.warning("%s", choice.why)
-        if choice.backend != self.backend:
+        changes = choice.backend != self.backend
+        if changes:
             self._hand_over(choice)
-        self.warm_up()
+        if changes or steps:
+            self.warm_up()
 
     def use(self, backend: str) -> None:
         """Hand the worlds to another backend on the same device; the bits go on as they would have.
 
         Raises:
-            UsageError: There is no such backend here.
+            UsageError: There is no such backend here, or the memory does not hold both while one takes over from the other.
         """
+        if backend == "auto":
+            raise UsageError(f"the backend to use must be one of {', '.join(BACKENDS)}")
         choice = choose(backend, str(self.device), 0, 0, 0)
         if choice.backend != self.backend:
             self._hand_over(choice)
@@ -235,6 +239,16 @@ class Simulation:
         return width, height
 
     @property
+    def slots(self) -> int:
+        """Places for agents a population; not all need hold one."""
+        return self._work[0] // self._backend.count.numel()
+
+    @property
+    def agents(self) -> int:
+        """Agents in all worlds and populations."""
+        return int(self._backend.count.sum())
+
+    @property
     def agents_per_cell(self) -> tuple[float, ...]:
         """How many agents of each population of the first world there are on a cell, on the average."""
         width, height = self.size
@@ -263,6 +277,7 @@ class Simulation:
 
     def _hand_over(self, choice: Choice) -> None:
         """Let another backend go on; the old one keeps the worlds until the new one has them."""
+        check_memory(BACKENDS[choice.backend], choice.device, self.worlds, self.size, self.slots)
         backend = BACKENDS[choice.backend](choice.device)
         backend.load(self.worlds, self.state())
         old, self._backend = self._backend, backend

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "physarum"
 
 # From left to right; modules in one tuple are beside each other and do not know one another.
 LAYERS = (
-    ("errors",),
+    ("errors", "labels"),
     ("files",),
     ("model",),
     ("backends",),

@@ -74,7 +74,7 @@ def test_the_layout_lists_what_there_is() -> None:
     listed = set(re.findall(r"^  (\w+(?:/|\.py))", tree, re.MULTILINE))
     package = ROOT / "physarum"
     there = {f"{p.name}/" for p in package.iterdir() if (p / "__init__.py").exists()} | {p.name for p in package.glob("*.py")}
-    assert listed == there - {"__init__.py", "__main__.py", "errors.py", "files.py"}
+    assert listed == there - {"__init__.py", "__main__.py", "errors.py", "files.py", "labels.py"}
 
 
 def test_every_parameter_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

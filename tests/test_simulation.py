@@ -12,6 +12,7 @@ from cases import AWKWARD, SIZE, blobs, differing, mapped_world, noise
 import physarum
 from physarum import Params, Simulation, UsageError, World
 from physarum.backends import BACKENDS, choose
+from physarum.backends.compile_backend import CompileBackend
 from physarum.backends.memory import available_bytes
 
 
@@ -285,3 +286,34 @@ def test_the_package_names_what_it_offers() -> None:
         assert getattr(physarum, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Simulatoin'"):
         _ = physarum.Simulatoin
+
+
+def test_auto_warms_up_once_not_at_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("physarum.backends.STARTING_SECONDS", {"cpu": {"compile": 0.01}})
+    sim = Simulation(AWKWARD, SIZE, 500, device="cpu")
+    computed = []
+    compute = CompileBackend._compute
+    monkeypatch.setattr(CompileBackend, "_compute", lambda self, keys: computed.append(self.step) or compute(self, keys))
+    for _ in range(50):
+        sim.run(1)
+    assert sim.backend == "compile"
+    assert len(computed) - len(set(computed)) <= 1, "one step is computed twice at most"
+
+
+def test_a_backend_that_takes_over_must_fit_beside_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = Simulation(AWKWARD, SIZE, 500, backend="torch", device="cpu")
+    sim.run(3)
+    monkeypatch.setattr("physarum.backends.memory.available_bytes", lambda device: 1000)
+    with pytest.raises(UsageError, match="needs about"):
+        sim.use("compile")
+    assert (sim.backend, sim.step) == ("torch", 3)
+
+
+def test_auto_is_no_backend_to_hand_over_to() -> None:
+    with pytest.raises(UsageError, match="must be one of torch, compile, triton"):
+        Simulation(AWKWARD, SIZE, 500, backend="torch", device="cpu").use("auto")
+
+
+def test_agents_and_slots_are_told() -> None:
+    sim = Simulation([Params(), Params()], SIZE, 500, backend="torch", device="cpu", count=[[500], [77]])
+    assert (sim.slots, sim.agents) == (500, 577)

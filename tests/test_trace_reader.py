@@ -265,7 +265,7 @@ def test_only_calls_launch() -> None:
 # Labels
 
 
-def test_steps_belong_to_the_outermost_label_and_come_in_order_of_time() -> None:
+def test_steps_belong_to_the_innermost_label_around_them_and_come_in_order_of_time() -> None:
     trace = trace_of(
         events_of(
             raw("user_annotation", "compile, whole step", 500, 400),
@@ -282,8 +282,8 @@ def test_steps_belong_to_the_outermost_label_and_come_in_order_of_time() -> None
         )
     )
     assert [(step.implementation, step.number) for step in trace.steps] == [
-        ("torch", 0),
-        ("torch", 1),
+        ("inner", 0),
+        ("inner", 1),
         ("compile, whole step", 0),
         ("", 7),
         ("", 8),

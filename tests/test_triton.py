@@ -136,3 +136,11 @@ def test_the_table_holds_the_parameters_exactly() -> None:
     assert backend._table.shape == (1, len(names))
     for value, name in zip(backend._table[0].tolist(), names, strict=True):
         assert value == getattr(backend._constants, name).item(), name
+
+
+def test_auto_says_what_is_missing_also_where_it_would_not_wait_for_the_next_best(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/proc/nowhere")
+    chosen = choose("auto", "auto", 10**6, 10**6, 2000)
+    assert chosen.backend == "torch"
+    assert "faster with a folder to keep compiled kernels in" in str(chosen.why)
+    assert "compiling could take 20 s" in str(chosen.why)

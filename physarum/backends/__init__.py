@@ -53,7 +53,7 @@ def choose(backend: str, device: str, agents: int, cells: int, steps: int) -> Ch
     for name, starting in STARTING_SECONDS[place.type].items():
         if eager < starting:
             why = f"eager PyTorch takes about {max(1, round(eager))} s, compiling could take {starting:.0f} s"
-            return Choice("torch", place, f"backend torch on {place}: {why}")
+            return Choice("torch", place, f"backend torch on {place}: {faster}{why}")
         lacks = BACKENDS[name].missing(place)
         if lacks is None:
             start = f"compiling… (about {starting:.0f} s the first time, less later)"

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+from physarum import labels
 from physarum.backends.torch_backend import Moment, TorchBackend
+from physarum.model.constants import Constants
 from physarum.model.stages import Agents
 from physarum.model.state import State
 from physarum.model.world import World
@@ -40,6 +42,9 @@ class BufferedBackend(TorchBackend):
         super().close()
         del self._motions, self._trails
 
+    def _constants_of(self, worlds: Sequence[World]) -> Constants:
+        return Constants.of(worlds, self.device)  # with attraction always a tensor, so that changing it does not compile again
+
     def _sort_when_due(self) -> None:
         """Sort the agents before the first step, and from then on every SORT_EVERY steps."""
         if self._sorted_at is None or self._now.step - self._sorted_at >= SORT_EVERY:
@@ -47,7 +52,7 @@ class BufferedBackend(TorchBackend):
 
     def _sort(self) -> None:
         """Bring agents that stand in the same tile together; `id` says who is who, so no bit depends on it."""
-        with record_function("sort"):
+        with record_function(labels.SORT):
             agents, trail, step_number = self._now
             columns, rows = (-(-side // TILE) for side in reversed(trail.shape[-2:]))
             field = torch.arange(agents.x.shape[:2].numel(), dtype=torch.int32, device=self.device).view(*agents.x.shape[:2], 1)

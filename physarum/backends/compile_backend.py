@@ -17,6 +17,7 @@ from physarum.errors import UsageError
 from physarum.model.constants import Constants
 from physarum.model.maps import Maps
 from physarum.model.stages import Agents, Keys, step
+from physarum.model.state import State
 from physarum.model.world import World
 
 # Inductor's options for our graphs alone. CPU: no bounds checks on indices that the model keeps inside, and loops kept in their order
@@ -71,6 +72,11 @@ class CompileBackend(BufferedBackend):
             or lacking_cache("TORCHINDUCTOR_CACHE_DIR")
         )
 
+    def load(self, worlds: Sequence[World], state: State) -> None:
+        """Take over a batch of worlds; see TorchBackend."""
+        super().load(worlds, state)
+        self._compiled = False  # for these worlds
+
     def advance(self, steps: int, labelled: bool = False) -> None:
         """Run `steps` steps; see TorchBackend.
 
@@ -86,11 +92,10 @@ class CompileBackend(BufferedBackend):
         Raises:
             UsageError: torch.compile fails on this machine.
         """
-        with torch.no_grad(), _compiling():
-            self._compute(self._keys(range(1))[0])
-
-    def _constants_of(self, worlds: Sequence[World]) -> Constants:
-        return Constants.of(worlds, self.device)  # with attraction always a tensor, so that changing it does not compile again
+        if not self._compiled:
+            with torch.no_grad(), _compiling():
+                self._compute(self._keys(range(1))[0])
+            self._compiled = True
 
     def _advance_once(self, keys: Keys, labelled: bool) -> None:
         self._sort_when_due()
@@ -100,6 +105,7 @@ class CompileBackend(BufferedBackend):
             self._now = Moment(agents, trail, now.step + 1)
         else:
             self._now = self._compute(keys)
+            self._compiled = True
 
     def _compute(self, keys: Keys) -> Moment:
         """The moment after this one, in the buffers that this one does not use."""

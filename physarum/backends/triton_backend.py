@@ -1,7 +1,6 @@
 """The same model as Triton kernels on an NVIDIA GPU: three launches a step, named after the stages they fuse."""
 
 import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -10,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from physarum.backends.buffered_backend import BufferedBackend
+from physarum import labels
+from physarum.backends.buffered_backend import BufferedBackend, Motion
 from physarum.backends.needs import lacking_build_tools, lacking_cache, lacking_triton
 from physarum.backends.torch_backend import Moment
 from physarum.errors import UsageError
@@ -55,7 +55,7 @@ class TritonBackend(BufferedBackend):
         self._clock = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._clock_shows: int | None = None
         self._started = False
-        self._set_tables()
+        self._table, self._world_keys = self._tables_of(worlds)
 
     def advance(self, steps: int, labelled: bool = False) -> None:
         """Run `steps` steps; see TorchBackend.
@@ -71,8 +71,9 @@ class TritonBackend(BufferedBackend):
 
     def set_params(self, worlds: Sequence[World]) -> None:
         """Go on with other parameters; see TorchBackend."""
+        tables = self._tables_of(worlds)
         super().set_params(worlds)
-        self._set_tables()
+        self._table, self._world_keys = tables
 
     def warm_up(self) -> None:
         """Compile and load the kernels, unless that has been done, without advancing the worlds.
@@ -80,70 +81,71 @@ class TritonBackend(BufferedBackend):
         Raises:
             UsageError: Triton fails on this machine.
         """
-        with torch.no_grad(), self._on_device():
-            self._compute()
+        if not self._started:
+            with torch.no_grad(), self._on_device():
+                self._compute()
 
     def close(self) -> None:
         """Give the memory back."""
         super().close()
         del self._counts, self._deposits, self._clock, self._table, self._world_keys
 
-    def _constants_of(self, worlds: Sequence[World]) -> Constants:
-        return Constants.of(worlds, self.device)
-
-    def _set_tables(self) -> None:
-        """The parameters as the kernels read them; see `kernels.launched`."""
-        columns = [column.flatten().to(torch.float32) for name, column in self._constants._asdict().items() if name != "attraction"]
-        self._table = torch.stack(columns, dim=1)
-        self._world_keys = chance.world_keys([w.seed for w in self.worlds], [w.number or 0 for w in self.worlds]).to(self.device)
+    def _tables_of(self, worlds: Sequence[World]) -> tuple[Tensor, Tensor]:
+        """The parameters and the keys of worlds as the kernels read them; see `kernels.launched`."""
+        columns = [column.flatten().to(torch.float32) for name, column in Constants.of(worlds)._asdict().items() if name != "attraction"]
+        keys = chance.world_keys([w.seed for w in worlds], [w.number or 0 for w in worlds])
+        return torch.stack(columns, dim=1).to(self.device), keys.to(self.device)
 
     def _compute(self, labelled: bool = False) -> Moment:
         """The moment after this one, in the buffers that this one does not use."""
+        now, (motion, trail) = self._now, self._free_buffers()
+        if self._clock_shows != now.step:
+            self._reset(now.step)
+        self._clock_shows = None
+        with nullcontext() if self._started else _starting():
+            self._launch_all(now, motion, trail, labelled)
+        self._started = True
+        self._counts = (self._counts[1], self._counts[0])
+        self._clock_shows = now.step + 1
+        return Moment(now.agents._replace(**motion._asdict()), trail, now.step + 1)
+
+    def _launch_all(self, now: Moment, motion: Motion, trail: Tensor, labelled: bool) -> None:
+        """The three kernels of a step, from `now` to `motion` and `trail`."""
         from physarum.backends.kernels import launched  # noqa: PLC0415 (it imports Triton)
 
-        now, (motion, trail), maps = self._now, self._free_buffers(), self._maps
-        agents, (height, width) = now.agents, now.trail.shape[-2:]
-        worlds, populations, slots = agents.x.shape
+        agents, maps, (count, next_count) = now.agents, self._maps, self._counts
+        (worlds, populations, slots), (height, width) = agents.x.shape, trail.shape[-2:]
         fields, index = worlds * populations, launched.index_type(width * height)
         programs = -(-slots // AGENTS_A_PROGRAM)  # a field
         strip = min(WIDEST_STRIP, 1 << (width - 1).bit_length())
         strips, bands = -(-width // strip), -(-height // BAND)
         deposits = self._who_deposits()
-        if self._clock_shows != now.step:
-            self._reset(now.step)
-        self._clock_shows = None
-        count, next_count = self._counts
-        with nullcontext() if self._started else _starting():
-            self._launch(
-                "sense+motor", labelled, launched.sense_motor_kernel, fields * programs,
-                self._table, self._constants.attraction, maps.light, maps.walls, self._world_keys, self._clock,
-                agents.x, agents.y, agents.heading, agents.id, agents.last_id, now.trail,
-                motion.x, motion.y, motion.heading, deposits,
-                slots, width, height, programs,
-                POPULATIONS=populations, BLOCK=AGENTS_A_PROGRAM, INDEX=index,
-            )  # fmt: skip
-            self._launch(
-                "deposit", labelled, launched.deposit_kernel, fields * programs,
-                motion.x, motion.y, deposits,
-                count,
-                slots, width, height, programs,
-                BLOCK=AGENTS_A_PROGRAM, INDEX=index,
-            )  # fmt: skip
-            self._launch(
-                "diffuse+decay", labelled, launched.diffuse_decay_kernel, fields * strips * bands,
-                self._table, maps.food, maps.walls, self._clock,
-                now.trail, count,
-                trail, next_count,
-                width, height, strips, bands,
-                STRIP=strip, BAND=BAND, INDEX=index,
-            )  # fmt: skip
-        self._started = True
-        self._counts = (next_count, count)
-        self._clock_shows = now.step + 1
-        return Moment(agents._replace(**motion._asdict()), trail, now.step + 1)
+        self._launch(
+            "sense+motor", labelled, launched.sense_motor_kernel, fields * programs,
+            self._table, self._constants.attraction, maps.light, maps.walls, self._world_keys, self._clock,
+            agents.x, agents.y, agents.heading, agents.id, agents.last_id, now.trail,
+            motion.x, motion.y, motion.heading, deposits,
+            slots, width, height, programs,
+            POPULATIONS=populations, BLOCK=AGENTS_A_PROGRAM, INDEX=index,
+        )  # fmt: skip
+        self._launch(
+            "deposit", labelled, launched.deposit_kernel, fields * programs,
+            motion.x, motion.y, deposits,
+            count,
+            slots, width, height, programs,
+            BLOCK=AGENTS_A_PROGRAM, INDEX=index,
+        )  # fmt: skip
+        self._launch(
+            "diffuse+decay", labelled, launched.diffuse_decay_kernel, fields * strips * bands,
+            self._table, maps.food, maps.walls, self._clock,
+            now.trail, count,
+            trail, next_count,
+            width, height, strips, bands,
+            STRIP=strip, BAND=BAND, INDEX=index,
+        )  # fmt: skip
 
     def _launch(self, label: str, labelled: bool, kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
-        """Launch a kernel; every product and sum in it rounds on its own."""
+        """Launch a kernel. What measures the kernels without a GPU compiles here instead; see `profiling.resources`."""
         with _label(label, labelled):
             kernel[(programs,)](*arguments, **constants, **OPTIONS)
 
@@ -157,7 +159,7 @@ class TritonBackend(BufferedBackend):
 
     def _reset(self, step: int) -> None:
         """Set the clock and clear the counts: at the start, and after a step that was cut short or not kept."""
-        with record_function("reset"):
+        with record_function(labels.RESET):
             self._clock.fill_((step + 2**31) % 2**32 - 2**31)
             for count in self._counts:
                 count.zero_()
@@ -173,14 +175,12 @@ def _label(name: str, labelled: bool) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _starting() -> Iterator[None]:
-    """Say in a sentence where Triton cannot compile, load or launch a kernel for the first time."""
-    from triton.errors import TritonError  # noqa: PLC0415
-
+    """Say in a sentence where Triton cannot be imported, or cannot compile, load or launch a kernel for the first time."""
     try:
-        with record_function("compile kernels"):
+        with record_function(labels.COMPILE):
             yield
     except torch.OutOfMemoryError:
         raise
-    except (TritonError, RuntimeError, OSError, subprocess.SubprocessError) as error:
+    except Exception as error:  # whatever a compiler raises
         cause = " ".join(f"{type(error).__name__} {error}".split())
         raise UsageError(f"Triton fails on this machine ({cause[:200]}): use the compile or torch backend") from error

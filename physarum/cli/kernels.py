@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from physarum.profiling.kernels import Resources
+    from physarum.profiling.resources import Resources
 
 
 def kernels(
@@ -23,26 +23,22 @@ def kernels(
     ] = None,
     as_json: Annotated[bool, Parameter(name="--json", help="print the table as JSON", negative=(), show_default=False)] = False,
 ) -> int:
-    """Compile the Triton kernels, for which no GPU is needed, and tell what each takes of one.
+    """Show the registers, memory and occupancy of each Triton kernel. Needs no GPU.
 
-    A thread takes 32-bit registers, and where these do not suffice bytes of stack and local memory; a program takes bytes of shared memory.
-    The registers decide the occupancy: the share of the warps for which the GPU has room that can be there at once. Fused are products and
-    sums that round once for both: above 0 the bits differ from those of other backends.
+    The kernels are compiled for each compute capability. A thread takes 32-bit registers and, where these do not suffice, bytes of stack
+    and local memory; a program takes bytes of shared memory. Occupancy is the resident warps as a share of the most that the GPU can hold.
+    Fused are products and sums that round once for both: above 0 the bits differ from those of other backends.
     """
-    from physarum.profiling.kernels import CAPABILITIES, resources  # noqa: PLC0415
+    from physarum.profiling.report import aligned  # noqa: PLC0415
+    from physarum.profiling.resources import CAPABILITIES, resources  # noqa: PLC0415
 
     asked = [word.strip() for words in capability for word in words.split(",")] if capability else CAPABILITIES
     taken = resources(asked)
-    print(json.dumps([dataclasses.asdict(kernel) for kernel in taken], indent=2) if as_json else _table(taken))
+    print(json.dumps([dataclasses.asdict(kernel) for kernel in taken], indent=2) if as_json else aligned(_rows(taken), left=2))
     return 0
 
 
-def _table(taken: Sequence["Resources"]) -> str:
-    """A line a kernel; words to the left, numbers to the right."""
+def _rows(taken: Sequence["Resources"]) -> list[list[str]]:
+    """A row a kernel, below the names of the columns."""
     head = [field.name for field in dataclasses.fields(taken[0])]
-    rows = [[*map(str, dataclasses.astuple(kernel)[:-1]), f"{kernel.occupancy:.0%}"] for kernel in taken]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True)))
-        for row in (head, *rows)
-    )
+    return [head, *([*map(str, dataclasses.astuple(kernel)[:-1]), f"{kernel.occupancy:.0%}"] for kernel in taken)]

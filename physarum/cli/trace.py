@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 TRACE = Group("Trace", sort_key=3, default_parameter=Parameter(show_default=False))
 
-# Bytes of JSON that a step takes at most, by backend, and that a start takes; what else is recorded takes so many times as many, and
-# stacks so many bytes more a step. Measured on an H200 and on a CPU (torch 2.11 and 2.13), rounded up.
+# Bytes of JSON, at most, measured on an H200 and on a CPU (torch 2.11 and 2.13) and rounded up: of a step of each backend, of the start of
+# one that compiles, and how many times a step's bytes grow, or by how many, with what else is recorded.
 BYTES_A_STEP = {"torch": 500_000, "compile": 50_000, "triton": 5_000}
 BYTES_TO_START = {"compile": 15_000_000}
-MORE_BYTES = {"shapes": 2, "memory": 3}
+TIMES_THE_BYTES = {"shapes": 2, "memory": 3}
 STACK_BYTES_A_STEP = 200_000
 
 
@@ -35,9 +35,11 @@ def trace(
     *,
     model: Annotated[ModelOptions, Parameter(name="*")] = ModelOptions(),  # type: ignore[valid-type] # noqa: B008
     place: WorldOptions = WorldOptions(),  # noqa: B008
-    backends: Annotated[str | None, Parameter(help="to compare, in this order [all that this machine can run]", group=TRACE)] = None,
+    backends: Annotated[
+        str | None, Parameter(help="to compare, in this order, of torch,compile,triton [all that this machine can run]", group=TRACE)
+    ] = None,
     device: Annotated[str | None, Parameter(help="cpu, cuda, cuda:1 and so on, or auto [auto]", group=TRACE)] = None,
-    steps: Annotated[str, Parameter(help="of each backend [10]", group=TRACE)] = "10",
+    steps: Annotated[str | None, Parameter(help="of each backend [10]", group=TRACE)] = None,
     shapes: Annotated[bool, Parameter(help="record the shapes of operators' arguments; larger files", group=TRACE, negative=())] = False,
     memory: Annotated[bool, Parameter(help="record allocations; larger files", group=TRACE, negative=())] = False,
     stack: Annotated[bool, Parameter(help="record Python stacks; much larger files", group=TRACE, negative=())] = False,
@@ -56,19 +58,18 @@ def trace(
     launches and times by stage, the cold start, and the costliest kernels. `compile` runs twice: by stage, and its fast way.
     """
     if read is not None:
-        from physarum.profiling.reader import read_trace  # noqa: PLC0415 (no PyTorch is needed)
-
-        _print(read_trace(read), as_json, {"file": read})
-        return 0
+        others = (*given_options(model, place), backends, device, steps, shapes, memory, stack, output, overwrite, config)
+        return _read(read, as_json, any(others))
     found = read_config(config) if config else {}
     idle = found.keys() - {field.name for options in (ModelOptions, WorldOptions) for field in dataclasses.fields(options)} - {"device"}
     if idle:
         say(f"{shown(str(config))}: a trace has no use for {', '.join(sorted(idle))}")
     settings = Settings().changed(found).changed(given_options(model, place))
-    number = whole("steps", typed_count("steps", steps), 1, 10**6)
+    number = 10 if steps is None else whole("steps", typed_count("steps", steps), 1, 10**6)
     chosen = _named(backends)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before PyTorch is there; its allocator would warn where memory is recorded
-    _check_length(number, chosen, {"shapes": shapes, "memory": memory, "stack": stack})
+    extras = {"shapes": shapes, "memory": memory, "stack": stack}
+    _check_length(number, chosen, extras)
     path = _target(output, overwrite, [Path(name) for name in (settings.image, config) if name])
 
     from physarum.backends import BACKENDS, choose, choose_device  # noqa: PLC0415
@@ -82,16 +83,15 @@ def trace(
     if not chosen:
         lacking = {name: backend.missing(where) for name, backend in BACKENDS.items()}
         chosen = [name for name, lacks in lacking.items() if lacks is None]
-        for name, lacks in lacking.items():
-            if lacks:
-                say(f"without {name}, which needs {lacks}")
+        _check_length(number, chosen, extras)
+        _tell_what_is_left_out(lacking)
     for name in chosen:
         choose(name, str(where), 0, 0, 0)
     if where.type != "cuda":
         say("no GPU is used: the trace has labels, operators and the host's time, but no launches")
     simulation = Simulation(world, settings.size, settings.agents, backend=chosen[0], device=str(where))
     for name in chosen:
-        check_memory(BACKENDS[name], where, simulation.worlds, simulation.size, simulation.state().x.shape[-1])
+        check_memory(BACKENDS[name], where, simulation.worlds, simulation.size, simulation.slots)
     say(f"seed {settings.seed}")
     runner = Runner(simulation)
     if stack:
@@ -100,7 +100,7 @@ def trace(
             _run(runner, name, 1)
     with runner.trace(path, shapes, memory, stack, alike=True) as recorded:
         for name in chosen:
-            say(f"{name}: {number} steps")
+            say(f"{name}: {number} step{'s' * (number > 1)}")
             _run(runner, name, number)
     assert recorded.trace is not None
     width, height = simulation.size
@@ -108,7 +108,7 @@ def trace(
         "file": str(path),
         "device": str(where),
         "size": [width, height],
-        "agents": int(simulation.state().count.sum()),
+        "agents": simulation.agents,
         "seed": settings.seed,
         "versions": versions(where),
     }
@@ -116,6 +116,22 @@ def trace(
     if not as_json:
         print(f"\nwrote {shown(path)}; open it in ui.perfetto.dev")
     return 0
+
+
+def _read(name: str, as_json: bool, more_is_asked: bool) -> int:
+    """Report on a trace that was recorded before; no PyTorch is needed."""
+    if more_is_asked:
+        raise UsageError("read goes with --json alone: nothing is run, so no other option is of use")
+    from physarum.profiling.reader import read_trace  # noqa: PLC0415
+
+    _print(read_trace(name), as_json, {"file": name})
+    return 0
+
+
+def _tell_what_is_left_out(lacking: Mapping[str, str | None]) -> None:
+    for name, lacks in lacking.items():
+        if lacks:
+            say(f"without {name}, which needs {lacks}")
 
 
 def _named(backends: str | None) -> list[str]:
@@ -141,16 +157,14 @@ def _check_length(steps: int, backends: Sequence[str], extras: Mapping[str, bool
     """Refuse a trace that would grow too large to be opened, before anything is run."""
     from physarum.profiling.session import LARGEST_TRACE  # noqa: PLC0415
 
-    names = backends or BYTES_A_STEP
-    a_step = sum(BYTES_A_STEP.get(name, 0) for name in names) + (STACK_BYTES_A_STEP * len(names) if extras["stack"] else 0)
-    starts = 0 if extras["stack"] else sum(BYTES_TO_START.get(name, 0) for name in names)
-    for name, more in MORE_BYTES.items():
+    a_step = sum(BYTES_A_STEP.get(name, 0) for name in backends) + (STACK_BYTES_A_STEP * len(backends) if extras["stack"] else 0)
+    starts = 0 if extras["stack"] else sum(BYTES_TO_START.get(name, 0) for name in backends)
+    for name, more in TIMES_THE_BYTES.items():
         a_step *= more if extras[name] else 1
     most = (LARGEST_TRACE - starts) // a_step if a_step else steps
     if steps > most:
-        raise UsageError(
-            f"steps is {steps}: at most {most} of each of these backends fit the {LARGEST_TRACE // 10**6} MB that Perfetto opens well"
-        )
+        limit = f"{LARGEST_TRACE // 10**6} MB that Perfetto opens well"
+        raise UsageError(f"steps is {steps}: at most {most} of each of {', '.join(backends)} fit the {limit}")
 
 
 def _target(output: str | None, overwrite: bool, inputs: Sequence[Path]) -> Path:

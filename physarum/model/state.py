@@ -54,7 +54,8 @@ def agents_of(state: State, device: torch.device | str) -> Agents:
     full = bool((state.count == slots).all())
     last_id = None if full else (first_ids(populations, slots) + state.count.cpu()[..., None] - 1).to(torch.int32).to(device)
     heading = state.heading.to(device=device, dtype=torch.int32)
-    x, y, ids = (t.to(device, copy=True, memory_format=torch.contiguous_format) for t in (state.x, state.y, state.id))
+    x, y = (t.to(device).contiguous() + 0.0 for t in (state.x, state.y))  # a copy, in which -0 is 0
+    ids = state.id.to(device, copy=True, memory_format=torch.contiguous_format)
     return Agents(x, y, heading, ids, last_id)
 
 

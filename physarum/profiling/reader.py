@@ -17,6 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from physarum import labels
 from physarum.errors import UsageError
 from physarum.files import is_ordinary, shown
 
@@ -30,8 +31,7 @@ LOADS = ("cuModuleLoad", "cuLibraryLoad", "cudaLibraryLoad")
 ALLOCATIONS = ("cudaMalloc", "cudaHostAlloc", "cuMemAlloc", "cuMemHostAlloc", "cuMemAddressReserve", "cuMemCreate", "cuMemMap")
 LOADING_OVERHEADS = ("Runtime Triggered Module Loading", "Lazy Function Loading")
 
-STAGES = frozenset({"reset", "sort", "sense", "motor", "deposit", "diffuse", "decay"})  # joined by + where one kernel does several
-COMPILING = "compile kernels"  # the label around the first launches of the triton backend
+PARTS_OF_A_STEP = frozenset((*labels.STAGES, *labels.NOW_AND_THEN))
 COMPILER_SPAN = "(dynamo_timed)"  # how the names of what torch.compile times of itself end
 
 # The profiler's categories. Its device-side copies of the labels and its Python frames are of no use here.
@@ -105,7 +105,7 @@ class Step:
     """One label `step N`.
 
     Attributes:
-        implementation: The outermost label that holds the step; empty where none does.
+        implementation: The innermost label that holds the step; empty where none does.
         number: N.
         whole: All within the step.
         stages: In order of appearance; of stages within each other the innermost has what happens there.
@@ -217,8 +217,8 @@ def trace_of(events: Iterable[Event]) -> Trace:
 
 
 class _Place(NamedTuple):
-    """What is around an event, as far as it means something: the outermost label, the innermost step, the innermost stage in it, and
-    the operator that no other operator called.
+    """What is around an event, as far as it means something: the innermost label that is around its step, that step, the innermost stage
+    in it, and the operator that no other operator called.
     """
 
     implementation: str = ""
@@ -226,13 +226,13 @@ class _Place(NamedTuple):
     stage: str = ""
     operator: str = ""
 
-    def within(self, label: Event, outermost: bool) -> "_Place":
+    def within(self, label: Event) -> "_Place":
         """The place inside a label that stands here."""
         if _STEP.fullmatch(label.name):
             return self._replace(step=label, stage="")
-        if STAGES.issuperset(label.name.split("+")):
+        if PARTS_OF_A_STEP.issuperset(label.name.split("+")):
             return self._replace(stage=label.name)
-        return self._replace(implementation=label.name) if outermost and label.name != COMPILING else self
+        return self if self.step or label.name == labels.COMPILE else self._replace(implementation=label.name)
 
 
 def _text(path: Path) -> str:
@@ -308,7 +308,7 @@ def _swept(thread: list[Event]) -> Iterator[tuple[Event, _Place]]:
             open_labels.pop()
         place = open_labels[-1][1] if open_labels else _Place()
         if event.category == LABEL:
-            place = place.within(event, outermost=not open_labels)
+            place = place.within(event)
             open_labels.append((event.end, place))
         within_operator = event.start < operator_ends
         if event.category == OPERATOR and within_operator:
@@ -402,7 +402,7 @@ def _parts(label: Event, events: list[Event]) -> dict[str, float]:
 def _part(event: Event) -> str | None:
     """What an event spends the host's time on; torch.compile marks what it does as operators."""
     is_call = event.category in CALLS
-    if event.name.endswith(COMPILER_SPAN) or (event.category == LABEL and event.name == COMPILING):
+    if event.name.endswith(COMPILER_SPAN) or (event.category == LABEL and event.name == labels.COMPILE):
         return "compilation"
     if event.category == OVERHEAD or (is_call and event.name.startswith(LOADS)):
         return "module loading"

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from physarum import labels
 from physarum.errors import RunError
 from physarum.files import shown
 from physarum.profiling.reader import Count, Step, Trace
 
 COSTLIEST = 10  # operators and kernels that are shown
-ODD_STAGES = ("sort", "reset")  # that not every step has
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,13 @@ def check(trace: Trace, kernels_a_step: Mapping[str, int], alike: bool = False) 
     Raises:
         RunError: A launch has no kernel, a step does not have the known number, or later steps differ that should not.
     """
+    if trace.steps and not trace.total.kernels:
+        raise RunError("the profiler saw nothing of the GPU: another profiler may be attached, or this user may not profile")
     if trace.unmatched:
         raise RunError(f"the profiler lost records: {trace.unmatched} launches and copies have no operation on the device; trace again")
     for step in trace.steps:
-        kernels = step.whole.kernels - sum(step.stages[stage].kernels for stage in ODD_STAGES if stage in step.stages)
-        expected = kernels_a_step.get(step.implementation, kernels)
+        kernels = step.whole.kernels - sum(step.stages[stage].kernels for stage in labels.NOW_AND_THEN if stage in step.stages)
+        expected = kernels_a_step.get(step.implementation.removesuffix(labels.WHOLE_STEP), kernels)
         if kernels != expected:
             raise RunError(
                 f"the profiler lost records: it saw {kernels} kernels in step {step.number} of {step.implementation}, "
@@ -74,7 +76,11 @@ def as_table(trace: Trace) -> str:
     """The report as plain text."""
     on_gpu = trace.total.device_operations > 0
     made = implementations(trace)
-    parts = [_counts_table(made, on_gpu), _total(trace.total, on_gpu), _first_steps_table(made), _costs_table(trace, on_gpu)]
+    later = any(one.steps > 1 for one in made)
+    parts = [_counts_table(made, on_gpu, later), _total(trace, on_gpu)]
+    if later:
+        parts.append(_first_steps_table(made))
+    parts.append(_costs_table(trace, on_gpu, later))
     if not on_gpu:
         parts.insert(
             0, "no GPU in this trace: operators are counted instead of launches (compiled kernels are none), and time is the host's"
@@ -105,7 +111,7 @@ def as_json(trace: Trace) -> dict[str, Any]:
 
 def _implementation(name: str, steps: list[Step]) -> Implementation:
     later = steps[1:] or steps
-    without = [step.whole for step in later if not step.stages.keys() & set(ODD_STAGES)]
+    without = [step.whole for step in later if not step.stages.keys() & set(labels.NOW_AND_THEN)]
     regular = without or [step.whole for step in later]
     stages = {stage: [step.stages[stage] for step in later if stage in step.stages] for step in later for stage in step.stages}
     launched = {(count.host_launches, count.kernels, count.device_operations) for count in regular}
@@ -134,8 +140,9 @@ def _launches_by_stage(steps: Iterable[Step]) -> dict[str, int]:
     return launches
 
 
-def _counts_table(made: list[Implementation], on_gpu: bool) -> str:
-    rows = [["a step (median of the later ones)", *(["launches", "device ops", "device us"] if on_gpu else ["operators"]), "host us"]]
+def _counts_table(made: list[Implementation], on_gpu: bool, later: bool) -> str:
+    which = "median of the later ones" if later else "the only one, with its cold start"
+    rows = [[f"a step ({which})", *(["launches", "device ops", "device us"] if on_gpu else ["operators"]), "host us"]]
 
     def row(name: str, count: Count) -> None:
         counted = [f"{count.host_launches}", f"{count.device_operations}", f"{count.device_time:.1f}"] if on_gpu else [f"{count.operators}"]
@@ -144,17 +151,17 @@ def _counts_table(made: list[Implementation], on_gpu: bool) -> str:
     for implementation in made:
         row(shown(implementation.name) or "steps", implementation.whole)
         for stage, count in implementation.stages.items():
-            row(f"  {stage}{' (now and then)' if stage in ODD_STAGES and not implementation.odd else ''}", count)
-    return _aligned(rows) if made else "no steps in this trace"
+            row(f"  {stage}{' (now and then)' if stage in labels.NOW_AND_THEN and not implementation.odd else ''}", count)
+    return aligned(rows) if made else "no steps in this trace"
 
 
-def _total(total: Count, on_gpu: bool) -> str:
-    counted = (
-        f"{total.host_launches} host launches, {total.graph_launches} of them of graphs, {total.device_operations} device operations"
-        if on_gpu
-        else f"{total.operators} operators"
-    )
-    return f"the whole trace: {counted}"
+def _total(trace: Trace, on_gpu: bool) -> str:
+    total = trace.total
+    if not on_gpu:
+        return f"the whole trace: {total.operators} operators"
+    counted = f"{total.host_launches} host launches, {total.graph_launches} of them of graphs, {total.device_operations} device operations"
+    lost = f"; {trace.unmatched} launches or copies have no operation on the device: the profiler lost records, or a graph was captured"
+    return f"the whole trace: {counted}{lost if trace.unmatched else ''}"
 
 
 def _first_steps_table(made: list[Implementation]) -> str:
@@ -165,21 +172,21 @@ def _first_steps_table(made: list[Implementation]) -> str:
         first = implementation.first
         times = [implementation.whole.host_time, first.whole.host_time, *(first.parts[part] for part in parts)]
         rows.append([shown(implementation.name) or "steps", *(f"{time / 1000:.2f}" for time in times)])
-    return _aligned(rows) if made else ""
+    return aligned(rows) if made else ""
 
 
-def _costs_table(trace: Trace, on_gpu: bool) -> str:
+def _costs_table(trace: Trace, on_gpu: bool, later: bool) -> str:
     whole = sum(cost.time_us for cost in trace.costs)
-    rows = [[f"costliest on the {'device' if on_gpu else 'host'}, later steps", "in", "calls", "us", "share"]]
+    rows = [[f"costliest on the {'device' if on_gpu else 'host'}{', later steps' if later else ''}", "in", "calls", "us", "share"]]
     for cost in trace.costliest(COSTLIEST):
         name = shown(cost.name)
         name = name if len(name) <= 60 else f"{name[:57]}..."
         share = cost.time_us / whole if whole else 0.0
         rows.append([name, shown(cost.implementation) or "-", f"{cost.calls}", f"{cost.time_us:.1f}", f"{share:.1%}"])
-    return _aligned(rows, left=2) if len(rows) > 1 else ""
+    return aligned(rows, left=2) if len(rows) > 1 else ""
 
 
-def _aligned(rows: list[list[str]], left: int = 1) -> str:
+def aligned(rows: list[list[str]], left: int = 1) -> str:
     """Columns of text: the first `left` flush left, the others flush right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = (

@@ -54,9 +54,10 @@ def recording(
     shapes: bool = False,
     memory: bool = False,
     stack: bool = False,
+    alike: bool = False,
     about: Mapping[str, Any] | None = None,
     kernels_a_step: Mapping[str, int] | None = None,
-    alike: bool = False,
+    device: torch.device | str = "cpu",
 ) -> Iterator[Recording]:
     """Record what PyTorch and the GPU do in the block.
 
@@ -65,9 +66,10 @@ def recording(
         shapes: Record the shapes of operators' arguments.
         memory: Record allocations.
         stack: Record the Python stack of each operator: tens of times as many bytes.
+        alike: Nothing is changed between steps; on a GPU the later ones of an implementation must launch the same.
         about: Written into the trace, of JSON's types.
         kernels_a_step: Of the implementations whose number of kernels is known; on a GPU the trace must have them.
-        alike: Nothing is changed between steps; on a GPU the later ones of an implementation must launch the same.
+        device: Where the work is done; what a GPU does is recorded too.
 
     Yields:
         The recording; its trace is there once the block has ended.
@@ -80,7 +82,7 @@ def recording(
     target = None if path is None else Path(path)
     if target is not None and not target.name.endswith(SUFFIXES):
         raise UsageError(f"{shown(target)} is no name for a trace: it must end in {' or '.join(SUFFIXES)}")
-    on_gpu = torch.cuda.is_available()
+    on_gpu = torch.device(device).type == "cuda"
     if on_gpu and _recorded:
         raise UsageError("this process has already recorded a trace, and a second one would lose kernels: start a new process for it")
     if torch._C._autograd._profiler_enabled() or not _recording.acquire(blocking=False):
@@ -88,17 +90,16 @@ def recording(
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would tell its stages on stderr
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     made = Recording(target)
-    _recorded = on_gpu
+    _recorded = _recorded or on_gpu
     profiler = profile(activities=activities, record_shapes=shapes, profile_memory=memory, with_stack=stack, acc_events=True)
     try:
         with profiler:
             yield made
             if on_gpu:
-                torch.cuda.synchronize()
-        content = _exported(profiler)
+                torch.cuda.synchronize(device)
+        content, trace = _exported(profiler)
     finally:
         _recording.release()
-    trace = trace_of(events_in(content["traceEvents"]))
     if on_gpu:
         check(trace, kernels_a_step or {}, alike)
     if target is not None:
@@ -106,8 +107,8 @@ def recording(
     made.trace = trace
 
 
-def _exported(profiler: profile) -> dict[str, Any]:
-    """What the profiler recorded, with its events put right."""
+def _exported(profiler: profile) -> tuple[dict[str, Any], Trace]:
+    """What the profiler recorded, with its events put right, and what they say."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             raw = Path(folder, "trace.json")
@@ -115,7 +116,7 @@ def _exported(profiler: profile) -> dict[str, Any]:
             text = raw.read_bytes().decode(errors="replace")
         content: dict[str, Any] = _parsed(text)
         content["traceEvents"] = nested(without_tracing(content["traceEvents"]))
-        return content
+        return content, trace_of(events_in(content["traceEvents"]))
     except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
         cause = shown(str(getattr(error, "strerror", None) or error))[:200]
         raise RunError(

@@ -80,27 +80,27 @@ def cell_of(x, y, width, height, INDEX: tl.constexpr):
 
 
 @triton.jit
-def scent(trail, attraction, light, cell, cells, lives, POPULATIONS: tl.constexpr):
+def scent(trail, attraction, light, cell, cells, there, POPULATIONS: tl.constexpr):
     """What a population smells in a cell.
 
     `trail` points to the trail of the world's first population, `attraction` to the population's row, `light` to its light, or is None.
     """
-    smell = tl.load(attraction) * tl.load(trail + cell, mask=lives, other=0.0)
+    smell = tl.load(attraction) * tl.load(trail + cell, mask=there, other=0.0)
     for q in tl.static_range(1, POPULATIONS):
-        smell = smell + tl.load(attraction + q) * tl.load(trail + q * cells + cell, mask=lives, other=0.0)
+        smell = smell + tl.load(attraction + q) * tl.load(trail + q * cells + cell, mask=there, other=0.0)
     if light is not None:
-        smell = smell + tl.load(light + cell, mask=lives, other=0.0)
+        smell = smell + tl.load(light + cell, mask=there, other=0.0)
     return smell
 
 
 @triton.jit
 def sense(
-    x, y, heading, sensor_distance, trail, attraction, light, cells, width, height, lives, POPULATIONS: tl.constexpr, INDEX: tl.constexpr
+    x, y, heading, sensor_distance, trail, attraction, light, cells, width, height, there, POPULATIONS: tl.constexpr, INDEX: tl.constexpr
 ):
     """Read the scent at `sensor_distance` in one direction."""
     cos, sin = direction(heading)
     cell = cell_of(x + sensor_distance * cos, y + sensor_distance * sin, width, height, INDEX)
-    return scent(trail, attraction, light, cell, cells, lives, POPULATIONS)
+    return scent(trail, attraction, light, cell, cells, there, POPULATIONS)
 
 
 @triton.jit

@@ -35,7 +35,7 @@ def sense_motor_kernel(
     slots, width, height, programs,
     POPULATIONS: tl.constexpr, BLOCK: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
-    """Sense, turn and move BLOCK agents of a field, each read once and written once; one program of `programs` a field.
+    """Sense, turn and move BLOCK agents of a field, each read once and written once; `programs` programs do a field.
 
     `deposits`, where it is not None, is told which agents deposit: those that live and were not stopped by a wall.
     """
@@ -74,7 +74,7 @@ def sense_motor_kernel(
         old_x, old_y, old_heading, left, ahead, right, coin, rotation_angle, tl.load(row + STEP_SIZE), width, height
     )
 
-    lives = there
+    depositing = there
     if walls is not None:
         walls += field.to(tl.int64) * cells
         blocked = tl.load(walls + cell_of(moved_x, moved_y, width, height, INDEX), mask=there, other=0) != 0
@@ -82,18 +82,18 @@ def sense_motor_kernel(
         moved_y = tl.where(blocked, old_y, moved_y)
         random = draw(who, key(world_key, step, WALL_HEADING)).to(tl.int32, bitcast=True)
         turned = tl.where(blocked, random, turned)
-        lives = lives & ~blocked
+        depositing = depositing & ~blocked
     if last_id is not None:
-        counted = who <= tl.load(last_id + field)
-        moved_x = tl.where(counted, moved_x, old_x)
-        moved_y = tl.where(counted, moved_y, old_y)
-        turned = tl.where(counted, turned, old_heading)
-        lives = lives & counted
+        lives = who <= tl.load(last_id + field)
+        moved_x = tl.where(lives, moved_x, old_x)
+        moved_y = tl.where(lives, moved_y, old_y)
+        turned = tl.where(lives, turned, old_heading)
+        depositing = depositing & lives
     tl.store(new_x + agent, moved_x, mask=there)
     tl.store(new_y + agent, moved_y, mask=there)
     tl.store(new_heading + agent, turned.to(tl.int16), mask=there)
     if deposits is not None:
-        tl.store(deposits + agent, lives.to(tl.int8), mask=there)
+        tl.store(deposits + agent, depositing.to(tl.int8), mask=there)
 
 
 @triton.jit

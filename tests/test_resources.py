@@ -16,8 +16,8 @@ from physarum import Params, UsageError, World
 from physarum.backends import needs, triton_backend
 from physarum.cli.kernels import kernels as command
 from physarum.model.maps import Maps
-from physarum.profiling import kernels
-from physarum.profiling.kernels import CAPABILITIES, LIMITS, VARIANTS, Compiled, Resources, compile_kernels, occupancy, resources
+from physarum.profiling import resources as resources_module
+from physarum.profiling.resources import CAPABILITIES, LIMITS, VARIANTS, Compiled, Resources, compile_kernels, occupancy, resources
 
 KERNELS = ("sense+motor", "deposit", "diffuse+decay")
 
@@ -48,7 +48,7 @@ def compiled(taken: list[Resources]) -> list[Compiled]:
 
 @pytest.fixture
 def one_variant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "VARIANTS", {"plain": VARIANTS["plain"]})
+    monkeypatch.setattr(resources_module, "VARIANTS", {"plain": VARIANTS["plain"]})
 
 
 @pytest.fixture
@@ -136,12 +136,12 @@ def test_the_maps_are_those_of_a_world() -> None:
     (width, height), _, _ = variant = VARIANTS["every map"]
     maps = {"food": np.ones((height, width)), "walls": np.zeros((height, width)), "light": np.ones((2, height, width))}
     real = Maps.of([World((Params(), Params()), **maps)], (width, height))
-    made = kernels._Compiler(variant)._maps
+    made = resources_module._Compiler(variant)._maps
     assert [(m.shape, m.dtype, m.is_contiguous()) for m in made] == [(m.shape, m.dtype, m.is_contiguous()) for m in real]
 
 
 def test_no_memory_is_taken() -> None:
-    backend = kernels._Compiler(VARIANTS["largest"])
+    backend = resources_module._Compiler(VARIANTS["largest"])
     tensors = [*backend._now.agents, backend._now.trail, *backend._maps, *backend._counts, backend._table, backend._clock]
     assert {t.device.type for t in tensors} == {"meta"}
 
@@ -185,7 +185,7 @@ def test_spilling_and_contracting_are_seen(one_variant: None, monkeypatch: pytes
 @pytest.fixture
 def known(taken: list[Resources], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the command tell what has been found already."""
-    monkeypatch.setattr(kernels, "resources", lambda asked: [r for c in asked for r in taken if r.capability == c])
+    monkeypatch.setattr(resources_module, "resources", lambda asked: [r for c in asked for r in taken if r.capability == c])
 
 
 @pytest.mark.parametrize("spelling", [None, ("9.0,10.0",), ("9.0", "10.0"), ("9.0, 10.0", "8.0")])
@@ -195,7 +195,7 @@ def test_the_table(spelling: tuple[str, ...] | None, known: None, taken: list[Re
     assert head.split() == list(asdict(taken[0]))
     assert {len(line) for line in lines} == {len(head)}
     asked = re.findall(r"[\d.]+", str(spelling)) if spelling else CAPABILITIES
-    for line, r in zip(lines, kernels.resources(asked), strict=True):
+    for line, r in zip(lines, resources_module.resources(asked), strict=True):
         assert line.split() == f"{r.kernel} {r.variant} {' '.join(map(str, list(asdict(r).values())[2:-1]))} {r.occupancy:.0%}".split()
 
 
