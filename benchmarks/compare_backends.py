@@ -4,6 +4,8 @@ Needs torch and numpy alone. `python benchmarks/compare_backends.py --help` list
 """
 
 import argparse
+import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -193,6 +195,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": str(device),
         "torch": torch.__version__,
+        "triton": importlib.metadata.version("triton") if importlib.util.find_spec("triton") else None,
         "python": platform.python_version(),
         "commit": commit,
     }

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from physarum.profiling.reader import CALLS, DEVICE, LABEL, LAUNCHES, Event, read_events
 
 COLOURS = {"sense": "#3b6fb6", "motor": "#5aa469", "deposit": "#d98b2b", "diffuse": "#a3599b", "decay": "#c2504d"}
-SETTLED = 5  # the step of each implementation that is drawn, counted from 0: caches are warm
+SETTLED = 5  # the step of each implementation that is drawn, counted from 0, or its last
 
 
 def main() -> None:
@@ -24,6 +24,8 @@ def main() -> None:
     arguments = made.parse_args()
     events = read_events(arguments.trace)
     steps = settled_steps(events)
+    if not steps:
+        made.error(f"{arguments.trace} has no implementation with two steps or more")
     figure, axes = plt.subplots(len(steps), 1, figsize=(10, 1.5 * len(steps) + 0.6), sharex=True, squeeze=False)
     for (name, step), panel in zip(steps.items(), axes[:, 0], strict=True):
         draw(panel, name, step, events)
@@ -41,8 +43,8 @@ def settled_steps(events: list[Event]) -> dict[str, Event]:
     found = {}
     for outer in labels:
         inside = [step for step in steps if outer is not step and outer.start <= step.start < outer.end]
-        if len(inside) > SETTLED and not outer.name.startswith("step "):
-            found[outer.name] = inside[SETTLED]
+        if len(inside) > 1 and not outer.name.startswith("step "):
+            found[outer.name] = inside[min(SETTLED, len(inside) - 1)]
     return found
 
 

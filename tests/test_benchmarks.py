@@ -1,0 +1,48 @@
+"""The benchmarks run, at toy size."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parent.parent
+TOY = ["--size", "40x30", "--agents", "200", "--device", "cpu"]
+
+
+def benchmark(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, ROOT / "benchmarks" / name, *words], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("compare_backends.py", ["--backends", "torch", "--steps", "2", "--rounds", "2"]),
+        ("cold_start.py", ["--backends", "torch", "--trials", "1"]),
+        ("clock.py", ["--backends", "torch", "--steps", "2", "--trials", "2"]),
+    ],
+)
+def test_figures_are_printed_and_kept_with_the_machine(name: str, words: list[str], tmp_path: Path) -> None:
+    done = benchmark(name, *TOY, *words, "--json", str(tmp_path / "a.json"))
+    assert done.returncode == 0, done.stderr
+    assert "torch" in done.stdout
+    kept = json.loads((tmp_path / "a.json").read_text())
+    assert {"torch", "python", "processor", "commit"} <= kept["machine"].keys()
+
+
+@pytest.mark.parametrize("name", ["compare_backends.py", "cold_start.py", "clock.py"])
+@pytest.mark.parametrize("backend", ["triton", "tritn"])
+def test_a_backend_that_cannot_run_is_refused(name: str, backend: str) -> None:
+    done = benchmark(name, *TOY, "--backends", backend)
+    assert done.returncode == 2
+    assert ("an NVIDIA GPU" if backend == "triton" else "there is no backend 'tritn'") in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_trace_is_drawn(tmp_path: Path) -> None:
+    done = benchmark("draw_trace.py", str(ROOT / "tests" / "traces" / "h200.json.gz"), "-o", str(tmp_path / "a.png"))
+    assert done.returncode == 0, done.stderr
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.size[0] > 800
