@@ -18,6 +18,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+import torch
 from cases import AWKWARD
 from PIL import Image
 
@@ -828,3 +829,24 @@ def test_a_picture_shows_where_agents_leave_nothing(physarum: Caller) -> None:
     assert physarum("run", "--image", "photo.png", "--deposit-amount", "0", "--steps", "0", "-o", "a.png")[0] == 0
     with Image.open("a.png") as image:
         assert np.asarray(image).max() > 200
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")])
+def test_a_memory_that_is_not_enough_is_a_sentence(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_out(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", run_out)
+    assert cli.call(["run"]) == 1
+    assert capsys.readouterr().err == "physarum: the memory is not enough: try a smaller --size or fewer --agents\n"
+
+
+def test_another_failure_of_pytorch_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        cli.call(["run"])

@@ -59,7 +59,9 @@ def call(words: Sequence[str]) -> int:
     except RunError as error:
         say(_sentence(error))
         return 1
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":  # PyTorch's, which may not be imported here
+            raise
         say("the memory is not enough: try a smaller --size or fewer --agents")
         return 1
     except KeyboardInterrupt:

@@ -91,8 +91,8 @@ def recording(
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     made = Recording(target)
     _recorded = _recorded or on_gpu
-    profiler = profile(activities=activities, record_shapes=shapes, profile_memory=memory, with_stack=stack, acc_events=True)
     try:
+        profiler = profile(activities=activities, record_shapes=shapes, profile_memory=memory, with_stack=stack, acc_events=True)
         with profiler:
             yield made
             if on_gpu:
