@@ -6,10 +6,10 @@ import statistics
 import time
 from pathlib import Path
 
-from compare_backends import machine, names, runnable, size
+from compare_backends import machine, positive, runnable, size
 
 from physarum import Simulation, World
-from physarum.backends import choose_device
+from physarum.backends import BACKENDS, choose_device
 from physarum.errors import UsageError
 
 
@@ -17,16 +17,16 @@ def main() -> None:
     """Measure and print."""
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("--size", type=size, default=(8192, 8192), help="WIDTHxHEIGHT in cells [8192x8192]")
-    made.add_argument("--agents", type=int, default=1 << 26, help="[67108864]")
-    made.add_argument("--backends", type=names, help="of which the last is timed [all that this machine can run]")
+    made.add_argument("--agents", type=positive, default=1 << 26, help="[67108864]")
+    made.add_argument("--backend", choices=list(BACKENDS), help="[the last that this machine can run]")
     made.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 … [auto]")
-    made.add_argument("--steps", type=int, default=16, help="enqueued at once [16]")
-    made.add_argument("--trials", type=int, default=5, help="[5]")
+    made.add_argument("--steps", type=positive, default=16, help="enqueued at once [16]")
+    made.add_argument("--trials", type=positive, default=5, help="[5]")
     made.add_argument("--json", type=Path, help="file for the figures")
     arguments = made.parse_args()
     try:
         device = choose_device(arguments.device)
-        backend = runnable(arguments.backends, device)[-1]
+        backend = runnable([arguments.backend] if arguments.backend else None, device)[-1]
     except UsageError as error:
         made.error(str(error))
     simulation = Simulation(World(seed=1), arguments.size, arguments.agents, backend=backend, device=str(device))

@@ -1,7 +1,7 @@
 """Time the first step of each backend in new processes, with the compilers' caches empty and then warm, beside a later step.
 
 A first step includes what it imports, compiles, loads and allocates; PyTorch is imported and the device used before.
-Needs torch and numpy alone.
+A later step is timed by itself, waiting included, so it takes longer than in compare_backends.py. Needs torch and numpy alone.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from compare_backends import machine, names, runnable, size
+from compare_backends import machine, names, positive, runnable, size
 
 from physarum import Simulation, World
 from physarum.backends import choose_device
@@ -27,12 +27,12 @@ def main() -> None:
     """Time, or be the new process that is timed."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     made.add_argument("--size", type=size, default=(400, 400), help="WIDTHxHEIGHT in cells [400x400]")
-    made.add_argument("--agents", type=int, default=5000, help="[5000]")
+    made.add_argument("--agents", type=positive, default=5000, help="[5000]")
     made.add_argument("--backends", type=names, help="such as torch,compile [all that this machine can run]")
     made.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 … [auto]")
-    made.add_argument("--trials", type=int, default=3, help="of each backend [3]")
+    made.add_argument("--trials", type=positive, default=3, help="of each backend [3]")
     made.add_argument("--json", type=Path, help="file for the figures")
-    made.add_argument("--once", action="store_true", help="time one backend in this process and print seconds: the first step, a later one")
+    made.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     arguments = made.parse_args()
     try:
         device = choose_device(arguments.device)

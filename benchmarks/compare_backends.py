@@ -73,11 +73,11 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     made.add_argument("--size", type=size, default=(1024, 1024), help="WIDTHxHEIGHT in cells [1024x1024]")
-    made.add_argument("--agents", type=int, default=1 << 20, help="[1048576]")
+    made.add_argument("--agents", type=positive, default=1 << 20, help="[1048576]")
     made.add_argument("--backends", type=names, help="in the order to time them, such as torch,compile [all that this machine can run]")
     made.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 … [auto]")
-    made.add_argument("--steps", type=int, default=64, help="timed together; 64 hold one sort of the agents [64]")
-    made.add_argument("--rounds", type=int, default=5, help="how often; the backends take turns [5]")
+    made.add_argument("--steps", type=positive, default=64, help="timed together; 64 hold one sort of the agents [64]")
+    made.add_argument("--rounds", type=positive, default=5, help="how often; the backends take turns [5]")
     made.add_argument("--json", type=Path, help="file for the figures")
     return made
 
@@ -86,6 +86,13 @@ def size(text: str) -> tuple[int, int]:
     """A size such as 1024x1024."""
     width, height = text.lower().split("x")
     return int(width), int(height)
+
+
+def positive(text: str) -> int:
+    """A whole number of 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number of 1 or more")
+    return int(text)
 
 
 def names(text: str) -> list[str]:

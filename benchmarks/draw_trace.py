@@ -10,9 +10,11 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from physarum.errors import UsageError
 from physarum.profiling.reader import CALLS, DEVICE, LABEL, LAUNCHES, Event, read_events
 
 COLOURS = {"sense": "#3b6fb6", "motor": "#5aa469", "deposit": "#d98b2b", "diffuse": "#a3599b", "decay": "#c2504d"}
+GREY, NOT_APART = "#555555", "not apart"
 SETTLED = 5  # the step of each implementation that is drawn, counted from 0, or its last
 
 
@@ -22,18 +24,24 @@ def main() -> None:
     made.add_argument("trace", type=Path)
     made.add_argument("-o", "--output", type=Path, required=True, help="a picture, such as trace.png")
     arguments = made.parse_args()
-    events = read_events(arguments.trace)
+    try:
+        events = read_events(arguments.trace)
+    except UsageError as error:
+        made.error(str(error))
     steps = settled_steps(events)
     if not steps:
         made.error(f"{arguments.trace} has no implementation with two steps or more")
     figure, axes = plt.subplots(len(steps), 1, figsize=(10, 1.5 * len(steps) + 0.6), sharex=True, squeeze=False)
     for (name, step), panel in zip(steps.items(), axes[:, 0], strict=True):
         draw(panel, name, step, events)
-    patches = [Patch(color=stage_colour, label=stage) for stage, stage_colour in COLOURS.items()]
-    axes[-1, 0].legend(handles=patches, loc="center right", fontsize=8, frameon=False, ncols=5)
+    patches = [Patch(color=colour, label=stage) for stage, colour in (COLOURS | {NOT_APART: GREY}).items()]
+    figure.legend(handles=patches, loc="upper right", fontsize=8, frameon=False, ncols=6)
     axes[-1, 0].set_xlabel("microseconds since the step began, under the profiler")
-    figure.tight_layout()
-    figure.savefig(arguments.output, dpi=110)
+    figure.tight_layout(rect=(0, 0, 1, 0.98))
+    try:
+        figure.savefig(arguments.output, dpi=110)
+    except (OSError, ValueError) as error:
+        made.error(f"{arguments.output} cannot be written: {error}")
 
 
 def settled_steps(events: list[Event]) -> dict[str, Event]:
@@ -53,19 +61,19 @@ def draw(panel: Axes, name: str, step: Event, events: list[Event]) -> None:
     inside = [event for event in events if event.track == step.track and step.start <= event.start < step.end]
     calls = {event.correlation: event for event in inside if event.category in CALLS and event.correlation is not None}
     panel.broken_barh([(0, step.duration)], (1.75, 0.35), color="#d9d9d9")
-    stages = [event for event in inside if event.category == LABEL and event.name.split("+")[0] in COLOURS]
+    stages = [event for event in inside if event.category == LABEL and set(event.name.split("+")) <= COLOURS.keys()]
     for stage in stages:
-        panel.broken_barh([(stage.start - step.start, stage.duration)], (1.35, 0.35), color=colour(stage.name))
+        bar(panel, stage.start - step.start, stage.duration, (1.35, 0.35), stage.name)
+    on_device = [event for event in events if event.category in DEVICE and event.correlation in calls]
     launches = [event for event in calls.values() if event.name in LAUNCHES]
     panel.vlines([event.start - step.start for event in launches], 1.0, 1.3, color="black", linewidth=0.6)
-    busy = 0.0
-    for event in events:
-        call = calls.get(event.correlation) if event.category in DEVICE else None
-        if call is not None:
-            stage_name = next((s.name for s in stages if s.start <= call.start < s.end), "")
-            panel.broken_barh([(event.start - step.start, event.duration)], (0.2, 0.5), color=colour(stage_name))
-            busy += event.duration
-    said = f"{name}: {len(launches)} launches, {step.duration:,.0f} us on the host, in which the device works {busy:,.1f} us"
+    for event in on_device:
+        launched = calls[event.correlation].start
+        stage_name = next((stage.name for stage in stages if stage.start <= launched < stage.end), NOT_APART)
+        bar(panel, event.start - step.start, event.duration, (0.2, 0.5), stage_name)
+    said = f"{name}: {step.duration:,.0f} us on the host"
+    if on_device:
+        said += f", {len(launches)} launches, for which the device works {sum(event.duration for event in on_device):,.1f} us"
     panel.text(0, 2.2, said, va="bottom", fontsize=9)
     panel.set_ylim(0, 2.8)
     panel.set_yticks([0.45, 1.15, 1.52, 1.92], ["device", "launches", "stages", "step"], fontsize=8)
@@ -73,9 +81,11 @@ def draw(panel: Axes, name: str, step: Event, events: list[Event]) -> None:
     panel.tick_params(length=0, axis="y")
 
 
-def colour(stage: str) -> str:
-    """That of the first stage that a label names."""
-    return COLOURS.get(stage.split("+", maxsplit=1)[0], "#555555")
+def bar(panel: Axes, start: float, duration: float, place: tuple[float, float], stage: str) -> None:
+    """A span in the colour of its stage; in those of all its stages, one above the other, where it does several."""
+    (bottom, height), parts = place, stage.split("+")
+    for i, part in enumerate(reversed(parts)):
+        panel.broken_barh([(start, duration)], (bottom + i * height / len(parts), height / len(parts)), color=COLOURS.get(part, GREY))
 
 
 if __name__ == "__main__":

@@ -359,6 +359,12 @@ class Runner:
         self, path: str | PathLike[str] | None, shapes: bool = False, memory: bool = False, stack: bool = False, alike: bool = False
     ) -> AbstractContextManager[Recording]:
         simulation = self.simulation
-        about = {"versions": versions(simulation.device), "device": str(simulation.device), "size": list(simulation.size)}
+        about = {
+            "versions": versions(simulation.device),
+            "device": str(simulation.device),
+            "size": list(simulation.size),
+            "agents": simulation.agents,
+            "seeds": [world.seed for world in simulation.worlds],
+        }
         known = {name: backend.kernels_a_step for name, backend in BACKENDS.items() if backend.kernels_a_step}
         return recording(path, shapes, memory, stack, alike, about, known, simulation.device)

@@ -21,7 +21,7 @@ def benchmark(name: str, *words: str) -> subprocess.CompletedProcess[str]:
     [
         ("compare_backends.py", ["--backends", "torch", "--steps", "2", "--rounds", "2"]),
         ("cold_start.py", ["--backends", "torch", "--trials", "1"]),
-        ("clock.py", ["--backends", "torch", "--steps", "2", "--trials", "2"]),
+        ("clock.py", ["--backend", "torch", "--steps", "2", "--trials", "2"]),
     ],
 )
 def test_figures_are_printed_and_kept_with_the_machine(name: str, words: list[str], tmp_path: Path) -> None:
@@ -32,13 +32,31 @@ def test_figures_are_printed_and_kept_with_the_machine(name: str, words: list[st
     assert {"torch", "python", "processor", "commit"} <= kept["machine"].keys()
 
 
-@pytest.mark.parametrize("name", ["compare_backends.py", "cold_start.py", "clock.py"])
-@pytest.mark.parametrize("backend", ["triton", "tritn"])
-def test_a_backend_that_cannot_run_is_refused(name: str, backend: str) -> None:
-    done = benchmark(name, *TOY, "--backends", backend)
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        ("compare_backends.py", ["--backends", "triton"], "an NVIDIA GPU"),
+        ("compare_backends.py", ["--backends", "tritn"], "there is no backend 'tritn'"),
+        ("compare_backends.py", ["--steps", "0"], "0 is no whole number of 1 or more"),
+        ("cold_start.py", ["--backends", "triton"], "an NVIDIA GPU"),
+        ("cold_start.py", ["--trials", "0"], "0 is no whole number of 1 or more"),
+        ("clock.py", ["--backend", "triton"], "an NVIDIA GPU"),
+        ("clock.py", ["--steps", "-1"], "--steps"),
+    ],
+)
+def test_what_cannot_be_is_refused(name: str, words: list[str], said: str) -> None:
+    done = benchmark(name, *TOY, *words)
     assert done.returncode == 2
-    assert ("an NVIDIA GPU" if backend == "triton" else "there is no backend 'tritn'") in done.stderr
+    assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("trace", "picture"), [("missing.json", "a.png"), ("h200.json.gz", "a.foo"), ("h200.json.gz", "no/folder/a.png")])
+def test_a_trace_that_cannot_be_drawn_is_refused(trace: str, picture: str, tmp_path: Path) -> None:
+    done = benchmark("draw_trace.py", str(ROOT / "tests" / "traces" / trace), "-o", str(tmp_path / picture))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_trace_is_drawn(tmp_path: Path) -> None:

@@ -1024,7 +1024,7 @@ def traced_on_gpu(monkeypatch: pytest.MonkeyPatch, path: Path, events: list[dict
     """What a runner makes of a trace of a GPU."""
     monkeypatch.setattr(session, "profile", MadeUpProfiler(json.dumps({"traceEvents": events})))
     monkeypatch.setattr(runner, "versions", lambda device: {})
-    pretended: Any = SimpleNamespace(device=torch.device("cuda", 0), size=SIZE)
+    pretended: Any = SimpleNamespace(device=torch.device("cuda", 0), size=SIZE, agents=5, worlds=())
     with Runner(pretended).trace(path) as recorded:
         pass
     assert recorded.trace is not None
@@ -1088,12 +1088,12 @@ REFUSED = {
     "-o": ("-o", "requires an argument"),
     "--backends tritn": ("there is no backend 'tritn'", "did you mean triton?"),
     "--backends torch,compiel": ("there is no backend 'compiel'", "did you mean compile?"),
-    "--backends torch,torch": ("backends is 'torch,torch': each must be named once",),
-    "--backends torch,compile,torch": ("each must be named once",),
+    "--backends torch,torch": ("backends is 'torch,torch': it must be names separated by commas, each once",),
+    "--backends torch,compile,torch": ("names separated by commas, each once",),
     "--backends triton": ("the backend triton needs an NVIDIA GPU", "none is visible here"),
     "--backends torch,triton": ("the backend triton needs an NVIDIA GPU",),
     "--backends ,": ("backends is ','",),
-    "--backends torch,": ("there is no backend ''",),
+    "--backends torch,": ("names separated by commas",),
     "--device cuda": ("the device cuda",),
     "--device gpu": ("there is no device 'gpu'",),
     "--steps 0": ("steps is 0: it must be a whole number from 1",),

@@ -27,7 +27,9 @@ def kernels(
 
     The kernels are compiled for each compute capability. A thread takes 32-bit registers and, where these do not suffice, bytes of stack
     and local memory; a program takes bytes of shared memory. Occupancy is the resident warps as a share of the most that the GPU can hold.
-    Fused are products and sums that round once for both: above 0 the bits differ from those of other backends.
+    Low occupancy alone is no fault: diffuse+decay trades it for sums of rows in registers.
+    Variants: plain has one population and no maps; every map has two, with food, walls, light and an empty slot; largest is the same with
+    cells counted in 64 bits. Fused are products and sums that round once for both: above 0 the bits differ from those of other backends.
     """
     from physarum.profiling.report import aligned  # noqa: PLC0415
     from physarum.profiling.resources import CAPABILITIES, resources  # noqa: PLC0415

@@ -13,7 +13,7 @@ from cyclopts import Group, Parameter
 from physarum.cli.config import read_config
 from physarum.cli.options import ModelOptions, Settings, WorldOptions, given_options, typed_count
 from physarum.cli.run import say, world_of
-from physarum.errors import UsageError
+from physarum.errors import UsageError, did_you_mean
 from physarum.files import shown
 from physarum.model.params import whole
 
@@ -139,10 +139,11 @@ def _named(backends: str | None) -> list[str]:
     if backends is None:
         return []
     names = [name.strip() for name in backends.split(",")]
-    if len(set(names)) < len(names):
-        raise UsageError(f"backends is {backends!r}: each must be named once")
-    if "auto" in names:
-        raise UsageError(f"backends is {backends!r}: auto is one of the others, name {', '.join(BYTES_A_STEP)}")
+    if len(set(names)) < len(names) or not all(names):
+        raise UsageError(f"backends is {backends!r}: it must be names separated by commas, each once")
+    for name in names:
+        if name not in BYTES_A_STEP:
+            raise UsageError(f"there is no backend {name!r}{did_you_mean(name, BYTES_A_STEP)} to trace: choose {', '.join(BYTES_A_STEP)}")
     return names
 
 

@@ -20,7 +20,7 @@ import torch
 
 from physarum.backends.needs import lacking_triton
 from physarum.backends.triton_backend import OPTIONS, TritonBackend
-from physarum.errors import UsageError, did_you_mean
+from physarum.errors import UsageError
 from physarum.model.maps import Maps
 from physarum.model.params import LARGEST_SIDE, Params
 from physarum.model.state import State
@@ -139,8 +139,7 @@ def compile_kernels(capabilities: Sequence[str] = CAPABILITIES) -> Iterator[Comp
         raise UsageError(f"compiling the kernels needs {lacks}")
     for capability in capabilities:
         if capability not in LIMITS:
-            near = did_you_mean(capability, LIMITS)
-            raise UsageError(f"the compute capability {capability!r} is not known{near}: it must be one of {', '.join(LIMITS)}")
+            raise UsageError(f"the compute capability {capability!r} is not known: it must be one of {', '.join(LIMITS)}")
     for capability in dict.fromkeys(capabilities):
         log.info("compiling for the compute capability %s…", capability)
         for name, variant in VARIANTS.items():
