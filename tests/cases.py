@@ -31,9 +31,9 @@ def blobs(seed: int, height: int, width: int) -> np.ndarray:
     return walls
 
 
-def mapped_world(seed: int = 5) -> World:
+def mapped_world(seed: int = 5, size: tuple[int, int] = SIZE) -> World:
     """Two populations that repel each other, with every map."""
-    width, height = SIZE
+    width, height = size
     return World(
         (AWKWARD, Params()),
         attraction=[[1.0, -0.7], [-1.3, 0.9]],

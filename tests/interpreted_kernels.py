@@ -6,10 +6,9 @@ The interpreter is chosen when a kernel is defined, hence the process. It finds 
 import dataclasses
 import os
 
-import numpy as np
 import pytest
 import torch
-from cases import AWKWARD, NARROW, blobs, differing, noise
+from cases import AWKWARD, NARROW, blobs, differing, mapped_world, noise
 
 from physarum import Params, Simulation, State, UsageError, World
 from physarum.backends import triton_backend
@@ -38,19 +37,6 @@ def programs_that_do_not_divide(monkeypatch: pytest.MonkeyPatch) -> None:
     programs(monkeypatch, 64, 32, 16)
 
 
-def mapped_world(seed: int = 5) -> World:
-    """Two populations that repel each other, with every map."""
-    return World(
-        (AWKWARD, Params()),
-        attraction=[[1.0, -0.7], [-1.3, 0.9]],
-        trail=noise(1, HEIGHT, WIDTH, high=40.0),
-        food=noise(2, HEIGHT, WIDTH, high=0.3),
-        walls=blobs(3, HEIGHT, WIDTH),
-        light=noise(4, 2, HEIGHT, WIDTH, high=2.0) - np.float32(1.0),
-        seed=seed,
-    )
-
-
 BATCH = [
     World((AWKWARD,), seed=1, number=0),
     World((Params(),), attraction=-0.5, seed=1, number=1, walls=blobs(1, HEIGHT, WIDTH)),
@@ -61,7 +47,7 @@ WORLDS = {
     "awkward": ([World((AWKWARD,), seed=2)], (WIDTH, HEIGHT), None),
     "narrow, seams everywhere": ([World((NARROW,), seed=3)], (8, 11), None),
     "aligned": ([World((NARROW,), attraction=-0.3, seed=4)], (32, 8), None),
-    "two populations, every map, unequal counts": ([mapped_world()], (WIDTH, HEIGHT), [AGENTS, 41]),
+    "two populations, every map, unequal counts": ([mapped_world(size=(WIDTH, HEIGHT))], (WIDTH, HEIGHT), [AGENTS, 41]),
     "three populations": (
         [World((AWKWARD,) * 3, attraction=[[1, 0.3, -2], [0, 1, 0.7], [-0.1, 1.7, 0]], seed=6)],
         (WIDTH, HEIGHT),
