@@ -313,12 +313,7 @@ class Runner:
         self.simulation.use(self.simulation.backend)  # "auto" changes no more, or the label would name another one
         name = self.simulation.backend + ("" if by_stage else labels.WHOLE_STEP)
         with record_function(name):
-            for _ in range(steps):
-                if by_stage:
-                    self.simulation.run(1, labelled=True)
-                else:
-                    with record_function(f"step {self.simulation.step}"):
-                        self.simulation.run(1, labelled=False)
+            self.simulation.run(steps, labelled=True, by_stage=by_stage)
             self.simulation.synchronize()
 
     @contextmanager

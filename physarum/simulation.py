@@ -114,12 +114,13 @@ class Simulation:
         """
         checkpoint.save(path, self.worlds, self.state())
 
-    def run(self, steps: int, labelled: bool | None = None) -> None:
+    def run(self, steps: int, labelled: bool | None = None, by_stage: bool = True) -> None:
         """Advance all worlds.
 
         Args:
             steps: How many steps, 0 or more.
             labelled: Put steps and stages under their `record_function` labels; None does so while a profiler records.
+            by_stage: Where labelled, the stages too; without, a backend takes its fastest way, which may fuse what labels keep apart.
 
         Raises:
             UsageError: `steps` is no whole number, or the backend that was asked for fails on this machine.
@@ -128,7 +129,7 @@ class Simulation:
         self._steps_asked += steps
         if self._auto and self._steps_asked > self._steps_expected:
             self.expect(0)
-        self._backend.advance(steps, torch._C._autograd._profiler_enabled() if labelled is None else labelled)
+        self._backend.advance(steps, torch._C._autograd._profiler_enabled() if labelled is None else labelled, by_stage)
 
     def expect(self, steps: int) -> None:
         """Tell `auto` how many steps are to come, so that it takes the backend that will be done first, and says so.

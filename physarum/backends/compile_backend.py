@@ -77,14 +77,14 @@ class CompileBackend(BufferedBackend):
         super().load(worlds, state)
         self._compiled = False  # for these worlds
 
-    def advance(self, steps: int, labelled: bool = False) -> None:
+    def advance(self, steps: int, labelled: bool = False, by_stage: bool = True) -> None:
         """Run `steps` steps; see TorchBackend.
 
         Raises:
             UsageError: torch.compile fails on this machine; the world stands where it stood.
         """
         with _compiling():
-            super().advance(steps, labelled)
+            super().advance(steps, labelled, by_stage)
 
     def warm_up(self) -> None:
         """Compile for the loaded worlds, unless that has been done, without advancing them.

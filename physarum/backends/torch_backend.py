@@ -72,12 +72,13 @@ class TorchBackend:
         trail = state.trail.to(self.device, copy=True, memory_format=torch.contiguous_format)
         self._now = Moment(agents_of(state, self.device), trail, state.step)
 
-    def advance(self, steps: int, labelled: bool = False) -> None:
+    def advance(self, steps: int, labelled: bool = False, by_stage: bool = True) -> None:
         """Run `steps` steps.
 
         Args:
             steps: 0 or more.
-            labelled: Put each step and stage under its `record_function` label.
+            labelled: Put each step under its `record_function` label,
+            by_stage: and each stage too. Without, a backend takes its fastest way, which may fuse what labels keep apart.
         """
         with torch.no_grad():
             end = self._now.step + steps
@@ -85,7 +86,7 @@ class TorchBackend:
                 for keys in self._keys(range(self._now.step, min(self._now.step + KEYS_AT_ONCE, end))):
                     label: AbstractContextManager[Any] = record_function(f"step {self._now.step}") if labelled else nullcontext()
                     with label:
-                        self._advance_once(keys, labelled)
+                        self._advance_once(keys, labelled and by_stage)
 
     def set_params(self, worlds: Sequence[World]) -> None:
         """Go on with the parameters, attraction, seeds and numbers of `worlds`; their maps are not looked at."""

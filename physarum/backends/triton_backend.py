@@ -57,7 +57,7 @@ class TritonBackend(BufferedBackend):
         self._started = False
         self._table, self._world_keys = self._tables_of(worlds)
 
-    def advance(self, steps: int, labelled: bool = False) -> None:
+    def advance(self, steps: int, labelled: bool = False, by_stage: bool = True) -> None:
         """Run `steps` steps; see TorchBackend.
 
         Raises:
@@ -67,7 +67,7 @@ class TritonBackend(BufferedBackend):
             for _ in range(steps):
                 with _label(f"step {self._now.step}", labelled):
                     self._sort_when_due()
-                    self._now = self._compute(labelled)
+                    self._now = self._compute(labelled and by_stage)
 
     def set_params(self, worlds: Sequence[World]) -> None:
         """Go on with other parameters; see TorchBackend."""

@@ -69,7 +69,6 @@ def trace(
     chosen = _named(backends)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before PyTorch is there; its allocator would warn where memory is recorded
     extras = {"shapes": shapes, "memory": memory, "stack": stack}
-    _check_length(number, chosen, extras)
     path = _target(output, overwrite, [Path(name) for name in (settings.image, config) if name])
 
     from physarum.backends import BACKENDS, choose, choose_device  # noqa: PLC0415
@@ -80,11 +79,14 @@ def trace(
 
     world = world_of(settings)
     where = choose_device(device or settings.device)
+    lacking: dict[str, str | None] = {}
     if not chosen:
         lacking = {name: backend.missing(where) for name, backend in BACKENDS.items()}
         chosen = [name for name, lacks in lacking.items() if lacks is None]
-        _check_length(number, chosen, extras)
-        _tell_what_is_left_out(lacking)
+    _check_length(number, chosen, extras)
+    for name, lacks in lacking.items():
+        if lacks:
+            say(f"without {name}, which needs {lacks}")
     for name in chosen:
         choose(name, str(where), 0, 0, 0)
     if where.type != "cuda":
@@ -128,12 +130,6 @@ def _read(name: str, as_json: bool, more_is_asked: bool) -> int:
     return 0
 
 
-def _tell_what_is_left_out(lacking: Mapping[str, str | None]) -> None:
-    for name, lacks in lacking.items():
-        if lacks:
-            say(f"without {name}, which needs {lacks}")
-
-
 def _named(backends: str | None) -> list[str]:
     """The backends that are named, each once; none where all are meant."""
     if backends is None:
@@ -158,11 +154,11 @@ def _check_length(steps: int, backends: Sequence[str], extras: Mapping[str, bool
     """Refuse a trace that would grow too large to be opened, before anything is run."""
     from physarum.profiling.session import LARGEST_TRACE  # noqa: PLC0415
 
-    a_step = sum(BYTES_A_STEP.get(name, 0) for name in backends) + (STACK_BYTES_A_STEP * len(backends) if extras["stack"] else 0)
+    a_step = sum(BYTES_A_STEP[name] for name in backends) + (STACK_BYTES_A_STEP * len(backends) if extras["stack"] else 0)
     starts = 0 if extras["stack"] else sum(BYTES_TO_START.get(name, 0) for name in backends)
     for name, more in TIMES_THE_BYTES.items():
         a_step *= more if extras[name] else 1
-    most = (LARGEST_TRACE - starts) // a_step if a_step else steps
+    most = (LARGEST_TRACE - starts) // a_step
     if steps > most:
         limit = f"{LARGEST_TRACE // 10**6} MB that Perfetto opens well"
         raise UsageError(f"steps is {steps}: at most {most} of each of {', '.join(backends)} fit the {limit}")
@@ -170,21 +166,13 @@ def _check_length(steps: int, backends: Sequence[str], extras: Mapping[str, bool
 
 def _target(output: str | None, overwrite: bool, inputs: Sequence[Path]) -> Path:
     """Where the trace goes: a name that may be written, by default the first that is free."""
-    from physarum.output.names import check_place  # noqa: PLC0415
-    from physarum.profiling.session import SUFFIXES  # noqa: PLC0415
+    from physarum.output.names import check_free  # noqa: PLC0415
+    from physarum.profiling.session import check_name  # noqa: PLC0415
 
-    if output is None:
-        path = next(path for n in itertools.count(1) if not (path := Path("outputs", "traces", f"step-{n}.json.gz")).exists())
-        check_place(path)
-        return path
-    path = Path(output)
-    if not path.name.endswith(SUFFIXES):
-        raise UsageError(f"{shown(path)} is no name for a trace: it must end in {' or '.join(SUFFIXES)}")
-    check_place(path)
-    if path.exists() and any(name.exists() and name.samefile(path) for name in inputs):
-        raise UsageError(f"{shown(path)} is an input of this run, which is never overwritten: name another output")
-    if path.exists() and not overwrite:
-        raise UsageError(f"{shown(path)} exists: add --overwrite to replace it")
+    free = (path for n in itertools.count(1) if not (path := Path("outputs", "traces", f"step-{n}.json.gz")).exists())
+    path = next(free) if output is None else Path(output)
+    check_name(path)
+    check_free(path, inputs, overwrite)
     return path
 
 

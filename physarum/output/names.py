@@ -39,12 +39,8 @@ def check_outputs(
     for target in (*outputs, *([checkpoint] if checkpoint else [])):
         lasting = (target,) if target == checkpoint else lasting_files(target)
         for path in lasting:
-            check_place(path)
             renewed = path == checkpoint and resumed is not None and _same_file(path, resumed)
-            if not renewed and any(_same_file(path, other) for other in inputs):
-                raise UsageError(f"{shown(path)} is an input of this run, which is never overwritten: name another output")
-            if path.exists() and not overwrite and not renewed:
-                raise UsageError(f"{shown(path)} exists: add --overwrite to replace it")
+            check_free(path, () if renewed else inputs, overwrite or renewed)
             if os.path.realpath(path) in taken:
                 raise UsageError(f"{shown(path)} is named twice: each output needs a file of its own, and one for its manifest")
         taken |= {os.path.realpath(path) for path in lasting}
@@ -55,7 +51,25 @@ def lasting_files(output: Path) -> tuple[Path, ...]:
     return (output, manifest_path(output), *([partial_path(output)] if output.suffix.lower() == ".mp4" else []))
 
 
-def check_place(path: Path) -> None:
+def check_free(path: Path, inputs: Iterable[Path] = (), overwrite: bool = False) -> None:
+    """See that a file can be written at a name, over nothing that is wanted.
+
+    Args:
+        path: The name.
+        inputs: Files that the run reads.
+        overwrite: Whether a file that exists may be replaced.
+
+    Raises:
+        UsageError: No file can be there, an input is there, or a file exists and `overwrite` is false.
+    """
+    _check_place(path)
+    if any(_same_file(path, other) for other in inputs):
+        raise UsageError(f"{shown(path)} is an input of this run, which is never overwritten: name another output")
+    if path.exists() and not overwrite:
+        raise UsageError(f"{shown(path)} exists: add --overwrite to replace it")
+
+
+def _check_place(path: Path) -> None:
     """Refuse a name at which no file can be made."""
     try:
         if path.is_dir():

@@ -18,13 +18,13 @@ class Implementation:
     """One implementation's steps: the first, and the median of the later ones, which have no cold start; of a single step, itself.
 
     Attributes:
-        name: Of the outer label, such as "triton" or "compile, whole step".
+        name: Of the label around its steps, such as "triton" or "compile, whole step".
         steps: How many there are.
         first: The first step.
         whole: A later step.
         stages: A later step by stage.
-        odd: Whether `whole` includes such stages, since no later step is without.
-        uneven: Whether later steps differ in what they launch, stages that not every step has (sort, reset) aside.
+        odd: Whether `whole` includes what steps do now and then (sort, reset), since no later step is without.
+        uneven: Whether later steps that do not do such things differ in what they launch.
     """
 
     name: str
@@ -165,14 +165,14 @@ def _total(trace: Trace, on_gpu: bool) -> str:
 
 
 def _first_steps_table(made: list[Implementation]) -> str:
-    parts = [part for part in (made[0].first.parts if made else []) if any(one.first.parts[part] for one in made)]
+    parts = [part for part in made[0].first.parts if any(one.first.parts[part] for one in made)]
     signs = [f"{'=' if i == 0 else '+'} {part}" for i, part in enumerate(parts)]
     rows = [["cold start, host ms", "later step", "first step", *signs]]
     for implementation in made:
         first = implementation.first
         times = [implementation.whole.host_time, first.whole.host_time, *(first.parts[part] for part in parts)]
         rows.append([shown(implementation.name) or "steps", *(f"{time / 1000:.2f}" for time in times)])
-    return aligned(rows) if made else ""
+    return aligned(rows)
 
 
 def _costs_table(trace: Trace, on_gpu: bool, later: bool) -> str:

@@ -80,8 +80,8 @@ def recording(
     """
     global _recorded  # noqa: PLW0603 (a fact of the process)
     target = None if path is None else Path(path)
-    if target is not None and not target.name.endswith(SUFFIXES):
-        raise UsageError(f"{shown(target)} is no name for a trace: it must end in {' or '.join(SUFFIXES)}")
+    if target is not None:
+        check_name(target)
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu and _recorded:
         raise UsageError("this process has already recorded a trace, and a second one would lose kernels: start a new process for it")
@@ -105,6 +105,12 @@ def recording(
     if target is not None:
         _write(target, content, about or {})
     made.trace = trace
+
+
+def check_name(path: Path) -> None:
+    """See that a trace may have a name; UsageError where its suffix is another."""
+    if not path.name.endswith(SUFFIXES):
+        raise UsageError(f"{shown(path)} is no name for a trace: it must end in {' or '.join(SUFFIXES)}")
 
 
 def _exported(profiler: profile) -> tuple[dict[str, Any], Trace]:
