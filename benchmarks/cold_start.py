@@ -13,75 +13,112 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
-from compare_backends import machine, names, positive, runnable, size
+import torch
+from harness import Results, aligned, listed, parser, run, synchronize, tell
+from worlds import add_world_options, backend, case_of, chosen_worlds, gate, runnable, too_large
 
 from physarum import Simulation, World
-from physarum.backends import choose_device
-from physarum.errors import UsageError
+from physarum.errors import RunError
 
-LATER = 40  # steps after the first that are timed, each by itself
+LATER = 70  # steps after the first that are timed, each by itself; among them is one that sorts
+
+
+class Once(NamedTuple):
+    """What a new process measured.
+
+    Attributes:
+        first_s: Seconds of the first step.
+        later_s: Seconds of a later one, the median.
+        peak_bytes: Of a GPU's memory, by PyTorch's own account; None on a CPU.
+    """
+
+    first_s: float
+    later_s: float
+    peak_bytes: int | None
 
 
 def main() -> None:
-    """Time, or be the new process that is timed."""
-    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    made.add_argument("--size", type=size, default=(400, 400), help="WIDTHxHEIGHT in cells [400x400]")
-    made.add_argument("--agents", type=positive, default=5000, help="[5000]")
-    made.add_argument("--backends", type=names, help="such as torch,compile [all that this machine can run]")
-    made.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 … [auto]")
-    made.add_argument("--trials", type=positive, default=3, help="of each backend [3]")
-    made.add_argument("--json", type=Path, help="file for the figures")
+    """Read the command line and time, or be the new process that is timed."""
+    made = parser(__doc__, times=3)
+    add_world_options(made, "400x400", "5000")
+    made.add_argument("--backends", type=listed(backend), help="such as torch,compile [all that this machine can run]")
     made.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
-    arguments = made.parse_args()
-    try:
-        device = choose_device(arguments.device)
-        backends = runnable(arguments.backends, device)
-    except UsageError as error:
-        made.error(str(error))
+    run(made, start_all)
+
+
+def start_all(arguments: argparse.Namespace, kept: Results) -> None:
+    """Start every backend in every world, with caches empty and warm."""
+    chosen, device = chosen_worlds(arguments), arguments.device
     if arguments.once:
-        print(json.dumps(timed(backends[0], str(device), arguments.size, arguments.agents)))
+        print(json.dumps(once(arguments.backends[0], device, *chosen[0])))
         return
-    rows = []
-    print(f"{'backend':10} {'caches':8} {'first step, s':>14} {'lowest':>8} {'highest':>8} {'later, ms':>10}")
-    for backend in backends:
-        trials = [trial(backend, arguments) for _ in range(arguments.trials)]
-        for i, caches in enumerate(("empty", "warm")):
-            firsts, laters = zip(*(pair[i] for pair in trials), strict=True)
-            row = {"backend": backend, "caches": caches, "first_s": sorted(firsts), "later_s": sorted(laters)}
-            rows.append(row)
-            later = statistics.median(laters) * 1000
-            print(
-                f"{backend:10} {caches:8} {statistics.median(firsts):14.3f} {min(firsts):8.3f} {max(firsts):8.3f} {later:10.3f}", flush=True
-            )
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"size": arguments.size, "agents": arguments.agents, "machine": machine(device), "rows": rows}, indent=2) + "\n"
-        )
+    backends = runnable(arguments.backends, device)
+    for world_size, agents in chosen:
+        reasons = {name: too_large(name, device, world_size, agents) for name in backends}
+        fitting = [name for name, reason in reasons.items() if not reason]
+        if fitting:
+            gate(fitting, device, world_size, agents)
+        for name, reason in reasons.items():
+            if reason:
+                kept.not_run(case_of(world_size, agents, backend=name), reason)
+                continue
+            tell(f"{name}, {arguments.trials} times with empty caches and with warm ones")
+            pairs = [in_new_processes(name, device, world_size, agents, 2) for _ in range(arguments.trials)]
+            for caches, found in zip(("empty", "warm"), zip(*pairs, strict=True), strict=True):
+                kept.add(
+                    case_of(world_size, agents, backend=name, caches=caches),
+                    first_s=sorted(one.first_s for one in found),
+                    later_s=sorted(one.later_s for one in found),
+                    peak_bytes=found[0].peak_bytes,
+                )
+    print(table(kept))
 
 
-def trial(backend: str, arguments: argparse.Namespace) -> list[tuple[float, float]]:
-    """Two new processes, one after the other, which share caches that are empty at first."""
-    width, height = arguments.size
-    command = [sys.executable, __file__, "--once", "--backends", backend, "--device", arguments.device]
-    command += ["--size", f"{width}x{height}", "--agents", str(arguments.agents)]
+def table(kept: Results) -> str:
+    """The rows as text."""
+    lines = [["size", "agents", "backend", "caches", "first step, s", "lowest", "highest", "later step, ms"]]
+    for row in kept.measured():
+        firsts, later = row["first_s"], statistics.median(row["later_s"]) * 1000
+        seconds = [f"{value:.3f}" for value in (statistics.median(firsts), firsts[0], firsts[-1])]
+        lines.append([*(str(value) for value in row["case"].values()), *seconds, f"{later:.3f}"])
+    refused = [f"{', '.join(map(str, row['case'].values()))} was not run: {row['why']}" for row in kept.rows if row["status"] == "not run"]
+    return "\n".join([aligned(lines), *refused])
+
+
+def in_new_processes(name: str, device: torch.device, world_size: tuple[int, int], agents: int, number: int) -> list[Once]:
+    """Start a backend in some new processes, one after the other, which share caches that are empty at first.
+
+    Raises:
+        RunError: One failed.
+    """
+    command = [sys.executable, __file__, "--once", "--backends", name, "--device", str(device)]
+    command += ["--size", f"{world_size[0]}x{world_size[1]}", "--agents", str(agents)]
     with tempfile.TemporaryDirectory() as folder:
         caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
-        done = [subprocess.run(command, env={**os.environ, **caches}, capture_output=True, text=True, check=True) for _ in range(2)]
-    return [tuple(json.loads(one.stdout)) for one in done]
+        paths = os.pathsep.join(filter(None, (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))))
+        found = []
+        for _ in range(number):
+            done = subprocess.run(command, env={**os.environ, **caches, "PYTHONPATH": paths}, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RunError(f"a new process with the backend {name} failed: {(done.stderr.splitlines() or ['in silence'])[-1]}")
+            found.append(Once(*json.loads(done.stdout)))
+    return found
 
 
-def timed(backend: str, device: str, world_size: tuple[int, int], agents: int) -> tuple[float, float]:
-    """Seconds of the first step, and the median of later ones, each until the device has done it."""
-    simulation = Simulation(World(seed=1), world_size, agents, backend=backend, device=device)
+def once(name: str, device: torch.device, world_size: tuple[int, int], agents: int) -> Once:
+    """Be a new process: start a backend and go on."""
+    simulation = Simulation(World(seed=1), world_size, agents, backend=name, device=str(device))
     times = []
     for _ in range(1 + LATER):
-        simulation.synchronize()
+        synchronize(device)
         started = time.perf_counter()
         simulation.run(1)
-        simulation.synchronize()
+        synchronize(device)
         times.append(time.perf_counter() - started)
-    return times[0], statistics.median(times[1:])
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    return Once(times[0], statistics.median(times[1:]), peak)
 
 
 if __name__ == "__main__":

@@ -1,211 +1,174 @@
-"""Time the backends on one world, in one process, after a gate: equal bits after 64 steps, or no figures.
+"""Time the backends on the same worlds, in one process, after a gate: equal bits after 64 steps, or no figures.
 
-Needs torch and numpy alone. `python benchmarks/compare_backends.py --help` lists the options.
+A step's time includes its share of sorting. The pattern has developed for 300 steps: agents on strands, not spread evenly. The bytes are
+those that a step must move at least (24 an agent, 20 a cell), so that a backend that moves more has a smaller share of the roof, which is
+what the machine itself copies. Needs torch and numpy alone, and matplotlib for --plot.
 """
 
 import argparse
-import importlib.metadata
-import importlib.util
-import json
-import os
-import platform
+import math
 import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from cold_start import in_new_processes
+from harness import Results, Row, Work, aligned, at_least, copy_bandwidth, counted, listed, parser, positive, run, save_picture, tell, timed
+from worlds import add_world_options, backend, bytes_a_step, case_of, chosen_worlds, developed, gate, loaded, runnable, too_large
 
-from physarum.backends import BACKENDS, choose_device
-from physarum.backends.torch_backend import TorchBackend
-from physarum.errors import UsageError
-from physarum.model.params import Params
-from physarum.model.start import random_start
 from physarum.model.state import State
 from physarum.model.world import World, as_worlds
 
-GATE_STEPS = 64
-# No product with these is exact; timings do not depend on them, bits do.
-GATE_PARAMS = Params(
-    sensor_angle=33, rotation_angle=51, sensor_distance=9.3, step_size=0.83, deposit_amount=3.3, diffusion=0.37, decay_rate=0.07
-)
+COLUMNS = ["backend", "us a step", "p10", "p90", "p99", "mean", "M agent-steps/s", "speed-up", "launches", "operations"]
+COLUMNS += ["GB/s", "of the roof", "peak MB", "cold start, s"]
 
 
 def main() -> None:
-    """Run the comparison and print its table."""
-    arguments = parser().parse_args()
-    width, height = arguments.size
-    try:
-        device = choose_device(arguments.device)
-        backends = runnable(arguments.backends, device)
-    except UsageError as error:
-        parser().error(str(error))
-    worlds = as_worlds(World(seed=1))
-    print(f"{width} x {height} cells, {arguments.agents} agents on {machine(device)['processor']}", file=sys.stderr)
-    first_steps = gate(backends, device, (width, height), arguments.agents)
-    developed = develop(worlds, random_start(worlds, (width, height), arguments.agents, device=device), backends[-1], device)
-    rows = measure(worlds, developed, backends, device, arguments.steps, arguments.rounds)
-    for row in rows:
-        row["first_step_s"] = first_steps[row["backend"]]
-    slowest = max(row["median_us"] for row in rows)
-    print(f"{'backend':10} {'us/step':>10} {'lowest':>10} {'highest':>10} {'M agent-steps/s':>16} {'speed-up':>9} {'first step':>11}")
-    for row in rows:
-        rate = arguments.agents / row["median_us"]
-        print(
-            f"{row['backend']:10} {row['median_us']:10.1f} {row['lowest_us']:10.1f} {row['highest_us']:10.1f} "
-            f"{rate:16.1f} {slowest / row['median_us']:9.1f} {row['first_step_s']:9.2f} s"
-        )
-    if arguments.json:
-        content = {
-            "size": [width, height],
-            "agents": arguments.agents,
-            "steps": arguments.steps,
-            "machine": machine(device),
-            "backends": rows,
-        }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    made.add_argument("--size", type=size, default=(1024, 1024), help="WIDTHxHEIGHT in cells [1024x1024]")
-    made.add_argument("--agents", type=positive, default=1 << 20, help="[1048576]")
-    made.add_argument("--backends", type=names, help="in the order to time them, such as torch,compile [all that this machine can run]")
-    made.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 … [auto]")
+    """Read the command line and compare."""
+    made = parser(__doc__)
+    add_world_options(made, "1024x1024", "1048576")
+    made.add_argument("--backends", type=listed(backend), help="such as torch,compile [all that this machine can run]")
     made.add_argument("--steps", type=positive, default=64, help="timed together; 64 hold one sort of the agents [64]")
-    made.add_argument("--rounds", type=positive, default=5, help="how often; the backends take turns [5]")
-    made.add_argument("--json", type=Path, help="file for the figures")
-    return made
+    made.add_argument("--cold-starts", type=at_least(0), default=1, help="new processes with empty caches, a backend; 0 for none [1]")
+    made.add_argument("--plot", type=Path, metavar="FILE", help="draw a bar chart, .png or .svg")
+    run(made, compare)
 
 
-def size(text: str) -> tuple[int, int]:
-    """A size such as 1024x1024."""
-    width, height = text.lower().split("x")
-    return int(width), int(height)
+def compare(arguments: argparse.Namespace, kept: Results) -> None:
+    """Gate, time and count all backends in all worlds."""
+    chosen, backends = chosen_worlds(arguments), runnable(arguments.backends, arguments.device)
+    kept.head["copy_bytes_per_s"] = copy_bandwidth(arguments.device)
+    to_count: dict[str, tuple[Row, Work]] = {}
+    for world_size, agents in chosen:
+        to_count |= compare_in_one_world(arguments, backends, world_size, agents, kept)
+    for name, found in counted({name: work for name, (_, work) in to_count.items()}, arguments.device).items():
+        to_count[name][0].update(found)
+    print(table(kept))
+    if arguments.plot:
+        draw(kept, arguments.plot)
 
 
-def positive(text: str) -> int:
-    """A whole number of 1 or more."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no whole number of 1 or more")
-    return int(text)
-
-
-def names(text: str) -> list[str]:
-    """Backends separated by commas."""
-    chosen = text.split(",")
-    for name in chosen:
-        if name not in BACKENDS:
-            raise argparse.ArgumentTypeError(f"there is no backend {name!r}: choose from {', '.join(BACKENDS)}")
-    return chosen
-
-
-def runnable(asked: list[str] | None, device: torch.device) -> list[str]:
-    """The backends asked for, or all that this machine can run; UsageError where one asked for cannot run."""
-    lacking = {name: BACKENDS[name].missing(device) for name in asked or BACKENDS}
-    for name, lacks in lacking.items():
-        if lacks and asked:
-            raise UsageError(f"the backend {name} needs {lacks}")
-        if lacks:
-            print(f"without {name}, which needs {lacks}", file=sys.stderr)
-    return [name for name, lacks in lacking.items() if not lacks]
-
-
-def loaded(name: str, device: torch.device, worlds: tuple[World, ...], state: State) -> TorchBackend:
-    """A backend that holds a copy of a state."""
-    backend = BACKENDS[name](device)
-    backend.load(worlds, state)
-    return backend
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for the device; the host's clock says nothing before."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def gate(backends: list[str], device: torch.device, world_size: tuple[int, int], agents: int) -> dict[str, float]:
-    """Exit unless all backends reach the same bits; return the seconds that each one's first step in this process took."""
-    reach = min(world_size) - 2
-    params = Params(**{**vars(GATE_PARAMS), "sensor_distance": min(GATE_PARAMS.sensor_distance, reach)})
-    worlds = as_worlds(World((params,), seed=3))
-    start = random_start(worlds, world_size, agents, device=device)
-    reference: State | None = None
-    first_steps = {}
+def compare_in_one_world(
+    arguments: argparse.Namespace, backends: list[str], world_size: tuple[int, int], agents: int, kept: Results
+) -> dict[str, tuple[Row, Work]]:
+    """Add the rows of one world; return, by name, those that were measured, each with a step whose launches are still to be counted."""
+    device = arguments.device
+    tell(f"{world_size[0]} x {world_size[1]} cells, {agents:,} agents on {kept.head['machine']['processor']}")
+    fitting = []
     for name in backends:
-        backend = loaded(name, device, worlds, start)
-        started = time.perf_counter()
-        backend.advance(1)
-        synchronize(device)
-        first_steps[name] = time.perf_counter() - started
-        backend.advance(GATE_STEPS - 1)
-        state = backend.state()
-        backend.close()
-        reference = reference or state
-        differing = sum(int((a != b).sum()) for a, b in zip(state.tensors().values(), reference.tensors().values(), strict=True))
-        print(f"gate: {name} differs from {backends[0]} in {differing} values after {GATE_STEPS} steps", file=sys.stderr)
-        if differing:
-            sys.exit("no figures: the backends do not agree")
-    return first_steps
+        reason = too_large(name, device, world_size, agents)
+        if reason:
+            kept.not_run(case_of(world_size, agents, backend=name), reason)
+        else:
+            fitting.append(name)
+    if not fitting:
+        return {}
+    gate(fitting, device, world_size, agents)
+    cold = {name: cold_starts(name, arguments, world_size, agents) for name in fitting}
+    state = developed(fitting[-1], device, world_size, agents)
+    times = time_steps(fitting, device, state, arguments.steps, arguments.trials)
+    slowest = max(row["wall_us"]["median"] for row in times.values())
+    to_count = {}
+    for name in fitting:
+        seconds, moved = times[name]["wall_us"]["median"] / 1e6, bytes_a_step(agents, world_size[0] * world_size[1])
+        row = kept.add(
+            case_of(world_size, agents, backend=name),
+            **times[name],
+            agent_steps_per_s=agents / seconds,
+            speed_up=slowest / times[name]["wall_us"]["median"],
+            bytes_per_step=moved,
+            bytes_per_s=moved / seconds,
+            roof_share=moved / seconds / kept.head["copy_bytes_per_s"],
+            **cold[name],
+        )
+        to_count[f"{name}, {world_size[0]}x{world_size[1]}, {agents}"] = (row, one_step(name, device, state))
+    return to_count
 
 
-def develop(worlds: tuple[World, ...], start: State, name: str, device: torch.device, steps: int = 300) -> State:
-    """The pattern that the timings start from: agents on strands, not spread evenly."""
-    backend = loaded(name, device, worlds, start)
-    backend.advance(steps)
-    state = backend.state()
-    backend.close()
-    return state
-
-
-def measure(
-    worlds: tuple[World, ...], state: State, backends: list[str], device: torch.device, steps: int, rounds: int
-) -> list[dict[str, Any]]:
-    """Microseconds a step over several rounds."""
-    rows: list[dict[str, Any]] = [{"backend": name, "times": []} for name in backends]
-    running = {name: loaded(name, device, worlds, state) for name in backends}
-    for backend in running.values():
-        backend.advance(3)
-    for round_number in range(rounds):
-        for row in rows:
-            synchronize(device)
-            started = time.perf_counter()
-            running[row["backend"]].advance(steps)
-            synchronize(device)
-            row["times"].append((time.perf_counter() - started) / steps * 1e6)
-        print(f"round {round_number + 1} of {rounds}", file=sys.stderr)
-    for row in rows:
-        times = row.pop("times")
-        row |= {"median_us": statistics.median(times), "lowest_us": min(times), "highest_us": max(times)}
-    return rows
-
-
-def machine(device: torch.device) -> dict[str, Any]:
-    """Where and with what the figures were measured."""
-    processor = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        models = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        processor = models[0] if models else processor
-    if device.type == "cuda":
-        processor = torch.cuda.get_device_name(device)
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    ).stdout.strip()
+def cold_starts(name: str, arguments: argparse.Namespace, world_size: tuple[int, int], agents: int) -> dict[str, Any]:
+    """The seconds of the first step in new processes with empty caches, and the memory that the steps after it took at the peak."""
+    found = [in_new_processes(name, arguments.device, world_size, agents, 1)[0] for _ in range(arguments.cold_starts)]
+    tell(f"{name} starts: " + (", ".join(f"{once.first_s:.2f} s" for once in found) or "not measured"))
     return {
-        "processor": processor,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": str(device),
-        "torch": torch.__version__,
-        "triton": importlib.metadata.version("triton") if importlib.util.find_spec("triton") else None,
-        "python": platform.python_version(),
-        "commit": commit,
+        "cold_start_s": sorted(once.first_s for once in found) or None,
+        "peak_bytes": max((once.peak_bytes for once in found if once.peak_bytes is not None), default=None),
     }
+
+
+def time_steps(backends: list[str], device: torch.device, state: State, steps: int, trials: int) -> dict[str, Row]:
+    """Microseconds a step, the backends taking turns."""
+    running = {name: loaded(name, device, as_worlds(World(seed=1)), state) for name in backends}
+    works = {name: lambda made=made: made.advance(steps) for name, made in running.items()}
+    tell(f"timing {steps} steps {trials} times")
+    found = timed(works, device, trials, calls=1, warm_up=1, units=steps)
+    for made in running.values():
+        made.close()
+    return found
+
+
+def one_step(name: str, device: torch.device, state: State) -> Work:
+    """A step that neither sorts nor compiles."""
+    made = loaded(name, device, as_worlds(World(seed=1)), state)
+    made.advance(3)
+    return lambda: made.advance(1)
+
+
+def table(kept: Results) -> str:
+    """The rows as text, by world."""
+    parts = [f"copy roof {kept.head['copy_bytes_per_s'] / 1e9:.1f} GB/s"]
+    worlds = dict.fromkeys((row["case"]["size"], row["case"]["agents"]) for row in kept.rows)
+    for world_size, agents in worlds:
+        rows = [row for row in kept.rows if (row["case"]["size"], row["case"]["agents"]) == (world_size, agents)]
+        lines = aligned([COLUMNS, *(cells(row) for row in rows if row["status"] == "measured")])
+        refused = [f"{row['case']['backend']} was not run: {row['why']}" for row in rows if row["status"] == "not run"]
+        parts.append("\n".join([f"{world_size}, {agents:,} agents", lines, *refused]))
+    return "\n\n".join(parts)
+
+
+def cells(row: Row) -> list[str]:
+    """A line of the table; what was not measured is a dash."""
+    times = row["wall_us"]
+    cold = row["cold_start_s"]
+    return [
+        row["case"]["backend"],
+        *(f"{times[name]:,.1f}" for name in ("median", "p10", "p90", "p99", "mean")),
+        f"{row['agent_steps_per_s'] / 1e6:,.1f}",
+        f"{row['speed_up']:.2f}",
+        *("-" if row[name] is None else str(row[name]) for name in ("host_launches", "device_operations")),
+        f"{row['bytes_per_s'] / 1e9:.1f}",
+        f"{row['roof_share']:.1%}",
+        "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:,.0f}",
+        "-" if cold is None else f"{statistics.median(cold):.3g}",
+    ]
+
+
+def draw(kept: Results, path: Path) -> None:
+    """A bar a backend and world: agent-steps a second, from p90 to p10 of the time marked."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 (only a picture needs it)
+
+    rows = kept.measured()[::-1]
+    rates = [row["agent_steps_per_s"] / 1e6 for row in rows]
+    spans = [[row["case"]["agents"] / row["wall_us"][name] for name in ("p90", "p10")] for row in rows]
+    spread = [[max(0.0, rate - low) for rate, (low, _) in zip(rates, spans, strict=True)]]
+    spread.append([max(0.0, high - rate) for rate, (_, high) in zip(rates, spans, strict=True)])
+    colours = dict(zip(dict.fromkeys(row["case"]["backend"] for row in reversed(rows)), ("#f2a65a", "#b5446e", "#432371"), strict=False))
+    figure = Figure(figsize=(9, 1.2 + 0.42 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    axes.barh(range(len(rows)), rates, color=[colours[row["case"]["backend"]] for row in rows], xerr=spread, ecolor="0.35", capsize=3)
+    axes.set_yticks(
+        range(len(rows)), [f"{row['case']['size']}, {row['case']['agents']:,} agents   {row['case']['backend']}" for row in rows]
+    )
+    axes.set_xscale("log")
+    for i, (row, rate, above) in enumerate(zip(rows, rates, spread[1], strict=True)):
+        axes.annotate(
+            f"{rate:,.1f}   {row['speed_up']:.1f}x", (rate + above, i), (6, 0), textcoords="offset points", va="center", fontsize=9
+        )
+    axes.margins(y=0.02)
+    axes.set_xlim(10 ** math.floor(math.log10(min(rates))), max(rates) * (max(rates) / min(rates)) ** 0.2 * 2)
+    axes.set_xlabel("million agent-steps a second (logarithmic), and how many times as fast as the slowest")
+    axes.set_title(kept.head["machine"]["processor"], loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    save_picture(figure, path)
 
 
 if __name__ == "__main__":

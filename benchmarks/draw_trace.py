@@ -59,7 +59,9 @@ def settled_steps(events: list[Event]) -> dict[str, Event]:
 def draw(panel: Axes, name: str, step: Event, events: list[Event]) -> None:
     """A panel: stages and launches of the host above, operations of the device below."""
     inside = [event for event in events if event.track == step.track and step.start <= event.start < step.end]
-    calls = {event.correlation: event for event in inside if event.category in CALLS and event.correlation is not None}
+    calls: dict[int | None, Event] = {
+        event.correlation: event for event in inside if event.category in CALLS and event.correlation is not None
+    }
     panel.broken_barh([(0, step.duration)], (1.75, 0.35), color="#d9d9d9")
     stages = [event for event in inside if event.category == LABEL and set(event.name.split("+")) <= COLOURS.keys()]
     for stage in stages:
