@@ -136,12 +136,12 @@ def test_the_maps_are_those_of_a_world() -> None:
     (width, height), _, _ = variant = VARIANTS["every map"]
     maps = {"food": np.ones((height, width)), "walls": np.zeros((height, width)), "light": np.ones((2, height, width))}
     real = Maps.of([World((Params(), Params()), **maps)], (width, height))
-    made = resources_module._Compiler(variant)._maps
+    made = resources_module.Compiler(variant)._maps
     assert [(m.shape, m.dtype, m.is_contiguous()) for m in made] == [(m.shape, m.dtype, m.is_contiguous()) for m in real]
 
 
 def test_no_memory_is_taken() -> None:
-    backend = resources_module._Compiler(VARIANTS["largest"])
+    backend = resources_module.Compiler(VARIANTS["largest"])
     tensors = [*backend._now.agents, backend._now.trail, *backend._maps, *backend._counts, backend._table, backend._clock]
     assert {t.device.type for t in tensors} == {"meta"}
 

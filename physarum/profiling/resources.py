@@ -129,7 +129,7 @@ def resources(capabilities: Sequence[str] = CAPABILITIES) -> list[Resources]:
         UsageError: A capability is not in LIMITS, or the Triton that is here, if any, cannot compile for it.
     """
     with ThreadPoolExecutor() as pool:  # one kernel is read while the next is compiled
-        return list(pool.map(_read, compile_kernels(capabilities)))
+        return list(pool.map(read, compile_kernels(capabilities)))
 
 
 def compile_kernels(capabilities: Sequence[str] = CAPABILITIES) -> Iterator[Compiled]:
@@ -167,7 +167,7 @@ def _multiple(number: int, unit: int) -> int:
     return -(-number // unit) * unit
 
 
-class _Compiler(TritonBackend):
+class Compiler(TritonBackend):
     """The backend, holding a world of any size in no memory; `kernels` are those that it would have launched, by label."""
 
     def __init__(self, variant: Variant) -> None:
@@ -206,7 +206,7 @@ class _Machine:
 
 
 @contextmanager
-def _compiling_for(capability: str) -> Iterator[None]:
+def compiling_for(capability: str) -> Iterator[None]:
     """Let Triton compile for a GPU whatever this machine has, and as before from then on."""
     from triton.runtime.driver import driver  # noqa: PLC0415
 
@@ -220,16 +220,16 @@ def _compiling_for(capability: str) -> Iterator[None]:
 
 def _compile(variant: Variant, capability: str) -> dict[str, Any]:
     """The kernels for one variant, by label."""
-    backend = _Compiler(variant)
+    backend = Compiler(variant)
     try:
-        with _compiling_for(capability), redirect_stdout(StringIO()):  # on which Triton prints a kernel that is refused
+        with compiling_for(capability), redirect_stdout(StringIO()):  # on which Triton prints a kernel that is refused
             backend.warm_up()
     except UsageError as error:
         raise UsageError(_sentence("compile", capability, error.__cause__)) from error
     return backend.kernels
 
 
-def _read(compiled: Compiled) -> Resources:
+def read(compiled: Compiled) -> Resources:
     """What a kernel takes, from its machine code.
 
     Raises:
