@@ -1,0 +1,1 @@
+"""What is known of a kernel, and Nsight Compute."""
