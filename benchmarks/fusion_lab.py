@@ -37,15 +37,15 @@ LONGEST_NAME = 60  # of a kernel in a table; the results have all of it
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "events us": lambda row: number((row.get("events_us") or {}).get("median")),
     "wall us": lambda row: number((row.get("wall_us") or {}).get("median")),
-    "GB/s": lambda row: number(row.get("bytes_a_second"), 1e9),
-    "of copy": lambda row: percent(row.get("share_of_copy")),
+    "GB/s": lambda row: number(row.get("bytes_per_s"), 1e9),
+    "of copy": lambda row: percent(row.get("roof_share")),
     "TFLOP/s": lambda row: number(row.get("operations_a_second"), 1e12),
     "of best": lambda row: percent(row.get("share_of_best")),
     "launches": lambda row: number(row.get("host_launches")),
     "on device": lambda row: number(row.get("device_operations")),
     "kernel": lambda row: kernel(row) if "precision" in row["case"] else "",
 }
-IN_COLUMNS = ("events_us", "wall_us", "bytes_a_second", "share_of_copy", "operations_a_second", "share_of_best", "host_launches")
+IN_COLUMNS = ("events_us", "wall_us", "bytes_per_s", "roof_share", "operations_a_second", "share_of_best", "host_launches")
 UNNAMED = ("case", "status", "calls", "l2", "bytes", "error_bound", "device_operations", "kernels")  # of no use in a table, or in a column
 
 
@@ -75,7 +75,7 @@ def measure(arguments: argparse.Namespace, kept: Results) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton and NVRTC launch on the current one
     bandwidth = copy_bandwidth(device)
-    kept.head["copy_bytes_a_second"] = bandwidth
+    kept.head["copy_bytes_per_s"] = bandwidth
     tell(f"a copy moves {bandwidth / 1e9:,.0f} GB/s")
     settings = Settings(device, arguments.trials, arguments.scale or ("full" if device.type == "cuda" else "small"), bandwidth)
     kept.head["scale"] = settings.scale
@@ -87,8 +87,8 @@ def measure(arguments: argparse.Namespace, kept: Results) -> None:
     try:
         count(rows, device)
     finally:  # times are no worse where the profiler fails
-        for name in dict.fromkeys(arguments.cases):
-            print(report(name, [row for row in kept.rows if row["case"]["operator"] == name]))
+        for name in dict.fromkeys(table_name(row) for row in kept.rows):
+            print(report(name, [row for row in kept.rows if table_name(row) == name]))
     if arguments.plot:
         from lab.drawing import draw  # noqa: PLC0415 (it needs matplotlib)
 
@@ -102,6 +102,11 @@ def count(rows: Sequence[tuple[Row, Work]], device: torch.device) -> None:
         found = counted({f"work {i}": work for i, (_, work) in enumerate(rows)}, device)
         for i, (row, _) in enumerate(rows):
             row.update(found[f"work {i}"])
+
+
+def table_name(row: Row) -> str:
+    """The table that a row stands in."""
+    return ", ".join(row["case"][name] for name in ("operator", "part") if name in row["case"])
 
 
 def report(name: str, rows: Sequence[Row]) -> str:
@@ -126,7 +131,7 @@ def report(name: str, rows: Sequence[Row]) -> str:
 
 def case_name(row: Row) -> str:
     """What tells a row from others of its table."""
-    named = {name: value for name, value in row["case"].items() if name != "operator"}
+    named = {name: value for name, value in row["case"].items() if name not in ("operator", "part")}
     return ", ".join(value if isinstance(value, str) else f"{name.replace('_', ' ')} {value:,}" for name, value in named.items())
 
 

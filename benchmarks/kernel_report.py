@@ -336,7 +336,7 @@ def measure(kept: Results, machine: Machine, device: torch.device, world_size: S
                 **times[blocks],
                 code=asdict(code),
                 times=asdict(times_of(machine, code, launch.programs, blocks.warps, moved, us, enqueuing)),
-                gb_s=moved / us / 1e3,
+                bytes_per_s=moved / us * 1e6,
                 default=blocks == default,
                 best=blocks == best,
             )
@@ -407,7 +407,7 @@ def table(rows: Sequence[Row]) -> str:
         cells += [f"{code.occupancy:.0%}", code.limited_by]
         if with_times:
             cells += [f"{row['events_us'][name]:.2f}" for name in ("median", "p10", "p90")]
-            cells += [f"{row['gb_s']:.0f}", f"{row['times']['roof_share']:.0%}"]
+            cells += [f"{row['bytes_per_s'] / 1e9:.0f}", f"{row['times']['roof_share']:.0%}"]
         marks = [mark for mark in ("default", "best") if row[mark]]
         lines.append([*map(str, cells), ", ".join(marks + [rule.name for rule in CODE_RULES if rule.applies(code)])])
     return aligned(lines)

@@ -47,7 +47,7 @@ def test_a_toy_run_is_whole(tmp_path: Path) -> None:
     done = lab("--scale", "toy", "--trials", "3", "--cases", cases, "--json", str(results), "--plot", str(picture))
     assert done.returncode == 0, done.stderr
     head, *rows = [json.loads(line) for line in results.read_text().splitlines()]
-    assert head["copy_bytes_a_second"] > 0
+    assert head["copy_bytes_per_s"] > 0
     measured = [row for row in rows if row["status"] == "measured"]
     skipped = {(row["case"]["operator"], row["case"].get("implementation", "tf32")): row["why"] for row in rows if row not in measured}
     assert {row["case"]["operator"] for row in measured} == set(cases.split(","))
@@ -56,8 +56,8 @@ def test_a_toy_run_is_whole(tmp_path: Path) -> None:
         assert row["events_us"] is None
         assert len(row["wall_us"]["samples"]) == 3
         if "bytes" in row:
-            assert row["bytes_a_second"] == pytest.approx(row["bytes"] / row["wall_us"]["median"] * 1e6)
-            assert row["share_of_copy"] == pytest.approx(row["bytes_a_second"] / head["copy_bytes_a_second"])
+            assert row["bytes_per_s"] == pytest.approx(row["bytes"] / row["wall_us"]["median"] * 1e6)
+            assert row["roof_share"] == pytest.approx(row["bytes_per_s"] / head["copy_bytes_per_s"])
     operators = {(row["case"]["operator"], row["case"].get("implementation")): row["operators"] for row in measured}
     assert operators["gelu", "operator by operator"] == 9
     assert operators["softmax", "operator by operator"] == 5

@@ -187,7 +187,7 @@ def test_all_that_is_planned_is_measured(interpreted: dict[str, Any]) -> None:
     assert {row["status"] for row in rows} == {"measured"}
     timed = [row for row in rows if "wall_us" in row]
     assert len(timed) == interpreted["works"] == 2 * 2 + 2 * 5
-    assert all(math.isclose(row["share_of_copy"], row["bytes"] / row["wall_us"]["median"] / 1e4) for row in timed)
+    assert all(math.isclose(row["roof_share"], row["bytes"] / row["wall_us"]["median"] / 1e4) for row in timed)
 
 
 def test_the_polynomial_is_nearer_than_libm_at_a_rounded_angle(interpreted: dict[str, Any]) -> None:

@@ -146,8 +146,8 @@ TIME_RULES = (
 COUNTER_RULES = (
     Rule(
         "scattered",
-        lambda k: k.excess > 0.3,
-        "{k.excess:.0%} of the sectors asked of L2 are in excess: lanes beside each other reach cells apart; look at the order of agents",
+        lambda k: k.excess > 0.3 and k.dram < 70,
+        "{k.excess:.0%} of the sectors it asks for are in excess: lanes beside each other reach cells apart; look at the order of agents",
     ),
     Rule(
         "L2-request-bound",

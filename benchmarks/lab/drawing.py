@@ -70,7 +70,7 @@ def bandwidths(axes: Axes, rows: Sequence[Row], bandwidth: float) -> None:
             points = [row for row in rows if row["case"]["implementation"] == name and row["l2"] == l2]
             if points:
                 label = name if l2 == "warm" else f"{name}, L2 emptied"
-                line(axes, points, "input_bytes", "bytes_a_second", 1e9, color=colour, linestyle=style, label=label)
+                line(axes, points, "input_bytes", "bytes_per_s", 1e9, color=colour, linestyle=style, label=label)
     axes.axhline(bandwidth / 1e9, color=GREY, linewidth=1, linestyle=":")
     axes.annotate("a large copy", (0.01, bandwidth / 1e9), xycoords=("axes fraction", "data"), color=GREY, fontsize=8, va="bottom")
     finish(axes, "relu: read once, written once", "bytes of the input", "GB/s")

@@ -168,8 +168,8 @@ def climb(
                 {**case, "implementation": name, "l2": figures["l2"]},
                 **figures,
                 bytes=moved,
-                bytes_a_second=rate,
-                share_of_copy=rate / settings.bandwidth,
+                bytes_per_s=rate,
+                roof_share=rate / settings.bandwidth,
                 error=errors[name],
                 error_bound=bound,
             )

@@ -496,4 +496,4 @@ def time_motors(settings: Settings, size: tuple[int, int], kept: Results) -> lis
 def throughput(moved: int, figures: Row, settings: Settings) -> Row:
     """The bytes that a call must move at least, the bytes a second that makes, and the share of a copy's."""
     rate = moved / (median_us(figures) * 1e-6)
-    return {"bytes": moved, "bytes_a_second": rate, "share_of_copy": rate / settings.bandwidth}
+    return {"bytes": moved, "bytes_per_s": rate, "roof_share": rate / settings.bandwidth}
