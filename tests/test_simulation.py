@@ -14,6 +14,7 @@ from physarum import Params, Simulation, UsageError, World
 from physarum.backends import BACKENDS, choose
 from physarum.backends.compile_backend import CompileBackend
 from physarum.backends.memory import available_bytes
+from physarum.model import chance
 
 
 def test_the_defaults_are_those_of_jones() -> None:
@@ -317,3 +318,12 @@ def test_auto_is_no_backend_to_hand_over_to() -> None:
 def test_agents_and_slots_are_told() -> None:
     sim = Simulation([Params(), Params()], SIZE, 500, backend="torch", device="cpu", count=[[500], [77]])
     assert (sim.slots, sim.agents) == (500, 577)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4, 5])
+def test_keys_begin_where_compiled_code_wants_them(batch: int) -> None:
+    simulation = Simulation([World(seed=seed) for seed in range(batch)], (16, 16), 5, backend="torch", device="cpu")
+    keys = simulation._backend._keys(range(7, 16))
+    assert all(key.data_ptr() % 16 == 0 and key.shape == (batch, 1, 1) for pair in keys for key in pair)
+    expected = chance.keys(range(batch), range(batch), range(7, 16), chance.COIN)
+    assert all(torch.equal(pair.coin, key) for pair, key in zip(keys, expected, strict=True))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.profiler import record_function
 
 from physarum.errors import UsageError
@@ -158,9 +159,14 @@ class TorchBackend:
         return width, height
 
     def _keys(self, numbers: range) -> list[Keys]:
-        """The keys of some steps, as views of one table on the device."""
+        """The keys of some steps, as views of two tables on the device.
+
+        Each view begins at a multiple of 16 bytes: on a GPU compiled code copies what does not, in every step.
+        """
         seeds, worlds = [w.seed for w in self.worlds], [w.number or 0 for w in self.worlds]
-        coin, wall = (chance.keys(seeds, worlds, numbers, use).to(self.device) for use in (chance.COIN, chance.WALL_HEADING))
+        spare = -len(worlds) % 4
+        tables = [chance.keys(seeds, worlds, numbers, use) for use in (chance.COIN, chance.WALL_HEADING)]
+        coin, wall = (pad(table, (0, 0, 0, 0, 0, spare)).to(self.device)[:, : len(worlds)] for table in tables)
         return [Keys(c, w) for c, w in zip(coin, wall, strict=True)]
 
     def _advance_once(self, keys: Keys, labelled: bool) -> None:
