@@ -2,7 +2,8 @@
 
 A step's time includes its share of sorting. The pattern has developed for 300 steps: agents on strands, not spread evenly. The bytes are
 those that a step must move at least (24 an agent, 20 a cell), so that a backend that moves more has a smaller share of the roof, which is
-what the machine itself copies. Needs torch and numpy alone, and matplotlib for --plot.
+what the machine itself copies. Launches and operations are those of a call of one step; random keys, which a run sends to the device once
+in 1,024 steps, are among them. Needs torch and numpy alone, and matplotlib for --plot.
 """
 
 import argparse

@@ -299,6 +299,11 @@ def evidence(times: Figures) -> list[str]:
         f"drawing and {CLAIMED_US[PYTORCH] / with_drawing:.1f} times ours with it. That of Triton took {CLAIMED_US[TRITON]:,.0f} us: "
         f"{CLAIMED_US[TRITON] / times[TRITON, False]:.1f} times ours without and {CLAIMED_US[TRITON] / times[TRITON, True]:.2f} times with."
     )
+    if CLAIMED_US[TRITON] < times[TRITON, True] / 3 and CLAIMED_US[PYTORCH] > 3 * alone:
+        said.append(
+            "So the published time of Triton holds no drawing, while that of PyTorch holds more than its step: drawing on one side alone "
+            "would explain that, and fusion does not."
+        )
     said.append(
         "That was another GPU and host, and its scripts are not public: these figures can make an explanation likely, not prove it."
     )

@@ -1,0 +1,466 @@
+"""Put what was measured into the pages: `python benchmarks/figures.py` writes it, and `--check` only tells whether it stands there.
+
+On a page a figure stands between two comments, which nobody sees,
+
+    takes <!-- figure us triton 1024x1024 -->115<!-- /figure --> us a step,
+
+and the words of the first say where it comes from: the name of a function in FIGURES and its arguments. Nothing is ever typed in.
+"""
+
+import argparse
+import functools
+import json
+import math
+import re
+import shlex
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness import Results, Row, clock, read_results
+
+from physarum.errors import UsageError
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+PAGES = (HERE.parent / "README.md", HERE / "README.md", HERE / "PROFILERS.md")
+BACKENDS = ("torch", "compile", "triton")
+CLAIMED_US = {"published, PyTorch": 8_840.0, "published, Triton": 347.0}  # read off the publication's figures
+MARK = re.compile(r"<!-- figure (.+?) -->(.*?)<!-- /figure -->", re.DOTALL)
+
+FIGURES: dict[str, Callable[..., str]] = {}
+
+
+def figure(function: Callable[..., str]) -> Callable[..., str]:
+    """Let pages use a function under its own name."""
+    FIGURES[function.__name__] = function
+    return function
+
+
+def main() -> None:
+    """Fill in all pages, or check them."""
+    made = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
+    made.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a page is not as it should be")
+    arguments = made.parse_args()
+    stale = [page for page in PAGES if page.read_text() != filled(page.read_text())]
+    for page in stale:
+        print(f"{page} {'is not' if arguments.check else 'is now'} what was measured")
+        if not arguments.check:
+            page.write_text(filled(page.read_text()))
+    sys.exit(1 if stale and arguments.check else 0)
+
+
+def filled(page: str) -> str:
+    """A page with all figures as the results have them.
+
+    Raises:
+        UsageError: A figure is not to be had.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name, *words = shlex.split(found[1])
+        if name not in FIGURES:
+            raise UsageError(f"there is no figure {name!r}")
+        try:
+            text = FIGURES[name](*words)
+        except (KeyError, LookupError, TypeError, ValueError) as error:
+            raise UsageError(f"the figure {found[1]!r} is not to be had: {error}") from error
+        text = f"\n\n{text}\n\n" if "\n" in text else text  # a table needs lines of its own
+        return f"<!-- figure {found[1]} -->{text}<!-- /figure -->"
+
+    return MARK.sub(value, page)
+
+
+@functools.cache
+def results(name: str) -> Results:
+    """A file of results, by its name without the suffix."""
+    return read_results(RESULTS / f"{name}.jsonl")
+
+
+@functools.cache
+def report(name: str) -> Any:
+    """A report in JSON that something else than a benchmark wrote, by its name without the suffix."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def row(name: str, **case: Any) -> Row:
+    """The row of a file that has all of a case.
+
+    Raises:
+        LookupError: There is none, or more than one.
+    """
+    found = [one for one in results(name).rows if one["case"].items() >= case.items()]
+    if len(found) != 1:
+        raise LookupError(f"{len(found)} rows of {name} have {case}")
+    return found[0]
+
+
+def markdown(table: list[list[str]]) -> str:
+    """A table, of which the first row is the head."""
+    head, *body = ["| " + " | ".join(line) + " |" for line in table]
+    return "\n".join([head, "|---" * len(table[0]) + "|", *body])
+
+
+def short(value: float) -> str:
+    """Three digits that count, or all before the point."""
+    rounded = float(f"{value:.3g}")
+    digits = max(0, 2 - math.floor(math.log10(abs(rounded)))) if rounded else 0
+    return f"{value:,.{digits}f}"
+
+
+@figure
+def rate_table() -> str:
+    """Million agent-steps a second by world and machine."""
+    table = [["world", "machine", *(f"`{name}`" for name in BACKENDS)]]
+    for machine in ("cpu", "h200"):
+        head, rows = results(f"{machine}-backends").head["machine"], results(f"{machine}-backends").measured()
+        where = f"{head['processor']}, torch {head['torch'].partition('+')[0]}"
+        where = f"{head['threads']} cores of {where}" if machine == "cpu" else f"{where}, Triton {head['triton']}"
+        for size, agents in dict.fromkeys((one["case"]["size"], one["case"]["agents"]) for one in rows):
+            rates = {one["case"]["backend"]: one["agent_steps_per_s"] for one in rows if one["case"]["size"] == size}
+            cells = [short(rates[name] / 1e6) if name in rates else "" for name in BACKENDS]
+            table.append([f"{size.replace('x', ' x ')}, {agents:,} agents", where, *cells])
+    return markdown(table)
+
+
+@figure
+def step_table() -> str:
+    """Microseconds a step on the H200, and ratios."""
+    table = [["", *(f"`{name}`" for name in BACKENDS), "`torch` / `compile`", "`compile` / `triton`", "of the roof, `triton`"]]
+    rows = results("h200-backends").measured()
+    for size, agents in dict.fromkeys((one["case"]["size"], one["case"]["agents"]) for one in rows):
+        times = [us(name, size) for name in BACKENDS]
+        share = row("h200-backends", backend="triton", size=size)["roof_share"]
+        ratios = [ratio("torch", "compile", size), ratio("compile", "triton", size)]
+        table.append([f"{size.replace('x', ' x ')}, {agents:,} agents", *(f"{time} us" for time in times), *ratios, f"{share:.1%}"])
+    return markdown(table)
+
+
+@figure
+def us(backend: str, size: str) -> str:
+    """Microseconds a step."""
+    return short(step_us(backend, size))
+
+
+def step_us(backend: str, size: str) -> float:
+    """Microseconds a step, by the host's clock."""
+    return float(row("h200-backends", backend=backend, size=size)["wall_us"]["median"])
+
+
+@figure
+def ratio(slow: str, fast: str, size: str) -> str:
+    """How many times as long one backend takes as another."""
+    return short(step_us(slow, size) / step_us(fast, size))
+
+
+@figure
+def taken_away(backend: str, size: str) -> str:
+    """The share of an eager step that another backend does not need."""
+    return f"{1 - step_us(backend, size) / step_us('torch', size):.0%}"
+
+
+@figure
+def cold_start(backend: str, caches: str) -> str:
+    """Seconds of the first step in a new process."""
+    return short(first_step_s(backend, caches))
+
+
+def first_step_s(backend: str, caches: str) -> float:
+    """Seconds of the first step in a new process, the median."""
+    return float(statistics.median(row("h200-cold-start", backend=backend, caches=caches)["first_s"]))
+
+
+@figure
+def repaid(backend: str, caches: str) -> str:
+    """Steps at 400 x 400 after which a first step has been worth while, to two digits."""
+    extra = 1e6 * (first_step_s(backend, caches) - first_step_s("torch", caches))
+    steps = extra / (step_us("torch", "400x400") - step_us(backend, "400x400"))
+    return f"{float(f'{steps:.2g}'):,.0f}"
+
+
+@figure
+def reading(when: str, size: str) -> str:
+    """Milliseconds that a clock says, `returned` when Python goes on and `done` when the device is."""
+    return short(row("h200-clock", size=size)["returned_us" if when == "returned" else "wall_us"]["median"] / 1000)
+
+
+def implementation(size: str, name: str) -> Any:
+    """One implementation in the report on a trace."""
+    return next(one for one in report(f"h200-trace-{size}")["implementations"] if one["name"] == name)
+
+
+def titled(name: str) -> str:
+    """An implementation as pages call it."""
+    return {"compile": "`compile`, stage by stage", "compile, whole step": "`compile`, whole step"}.get(name, f"`{name}`")
+
+
+@figure
+def first_steps(size: str) -> str:
+    """Milliseconds of a later and of the first step, and what the first went into."""
+    parts = ("module loading", "allocation", "compilation", "launching", "rest")
+    table = [["", "later step", "first step", "= loading of modules", "+ allocation", "+ compilation", "+ launching", "+ rest"]]
+    for one in report(f"h200-trace-{size}")["implementations"]:
+        first = one["first_step"]
+        times = [one["step"]["host_time"], first["host_time"], *(first["parts"][part] for part in parts)]
+        table.append([titled(one["name"]), *(short(time / 1000) if time >= 50 else "" for time in times)])
+    return markdown(table)
+
+
+@figure
+def first_step_ms(name: str, size: str) -> str:
+    """Milliseconds that the first step takes beyond a later one."""
+    one = implementation(size, name)
+    return short((one["first_step"]["host_time"] - one["step"]["host_time"]) / 1000)
+
+
+@figure
+def compilation_s(name: str, size: str) -> str:
+    """Seconds for which the first step compiles."""
+    return short(implementation(size, name)["first_step"]["parts"]["compilation"] / 1e6)
+
+
+@figure
+def trace_table(size: str) -> str:
+    """Launches and times of a later step."""
+    table = [["", "host launches", "device operations", "device, us", "host, us"]]
+    for one in report(f"h200-trace-{size}")["implementations"]:
+        step = one["step"]
+        counts = [str(step[name]) for name in ("host_launches", "device_operations")]
+        table.append([titled(one["name"]), *counts, short(step["device_time"]), short(step["host_time"])])
+    return markdown(table)
+
+
+def published_times(model: str) -> Row:
+    """The row of a published step in the published world."""
+    return row("h200-published", part="times", model=model, size="400x400")
+
+
+@figure
+def launches_table() -> str:
+    """Launches and operations of a step beside those that were published."""
+    published = {name: published_times(name) for name in ("published, PyTorch", "published, Triton")}
+    table = [["", "launches from the host", "operations on the device"]]
+    table += [["published, PyTorch", "", "55"], ["published, Triton, diffusion still PyTorch's", "", "17"]]
+    for name, one in published.items():
+        table.append([f"{name}, written anew", str(one["host_launches"]), str(one["device_operations"])])
+    for backend in BACKENDS:
+        one = row("h200-backends", backend=backend, size="400x400")
+        table.append([f"`{backend}`", str(one["host_launches"]), str(one["device_operations"])])
+    return markdown(table)
+
+
+@figure
+def busy(name: str, size: str) -> str:
+    """The share of a step under the profiler for which the device works."""
+    step = implementation(size, name)["step"]
+    return f"{step['device_time'] / step['host_time']:.0%}"
+
+
+@figure
+def whole_us(name: str, size: str) -> str:
+    """Microseconds that the device works in a step under the profiler."""
+    return short(implementation(size, name)["step"]["device_time"])
+
+
+@figure
+def stage_us(name: str, stage: str, size: str) -> str:
+    """Those of a stage."""
+    return short(implementation(size, name)["stages"][stage]["device_time"])
+
+
+@figure
+def answer(sweep: str, question: str, key: str, value: str) -> str:
+    """A sentence that a sweep answers."""
+    return str(row("h200-scaling", sweep=sweep, answer=question, **{key: value})["sentence"]).partition("? ")[2]
+
+
+@figure
+def published_table() -> str:
+    """Microseconds and launches of the published steps, and of ours, in two worlds."""
+    rows = [one for one in results("h200-published").measured() if one["case"]["part"] == "times"]
+    worlds = dict.fromkeys((one["case"]["size"], one["case"]["agents"]) for one in rows)
+    heads = [f"{size.replace('x', ' x ')}, {agents:,} agents, us" for size, agents in worlds]
+    table = [["", "operations on the device", *heads]]
+    for model in dict.fromkeys(one["case"]["model"] for one in rows):
+        own = {one["case"]["size"]: one for one in rows if one["case"]["model"] == model}
+        times = [short(own[size]["wall_us"]["median"]) for size, _ in worlds]
+        name = model if "cured" not in model else f"the same, {model}" if model != "all cured" else "the same, all of these cured"
+        table.append([name, str(next(iter(own.values()))["device_operations"]), *times])
+    return markdown(table)
+
+
+@figure
+def published_operations() -> str:
+    """Operations on the device of a step of the published PyTorch version."""
+    return str(published_times("published, PyTorch")["device_operations"])
+
+
+@figure
+def published_pattern(model: str, figure: str) -> str:
+    """A share in the pattern of a model."""
+    return f"{row('h200-published', part='patterns', model=model)[figure]:.1%}"
+
+
+def drawing_us(model: str, drawing: str) -> float:
+    """Microseconds of a step of the published comparison, `none` or `every` one drawn."""
+    told = {"none": "none", "every": "every step"}[drawing]
+    return float(row("h200-published", part="drawing", model=model, drawing=told)["wall_us"]["median"])
+
+
+@figure
+def drawing_table() -> str:
+    """Microseconds of a step with and without drawing."""
+    table = [["us a step, four steps a call", "without drawing", "every step drawn"]]
+    for model in ("published, PyTorch", "published, Triton", "physarum, triton"):
+        table.append([model, *(short(drawing_us(model, drawing)) for drawing in ("none", "every"))])
+    return markdown(table)
+
+
+@figure
+def drawing_ratio(pytorch: str, triton: str) -> str:
+    """The published factor as measured here, by what is drawn on each side."""
+    return short(drawing_us("published, PyTorch", pytorch) / drawing_us("published, Triton", triton))
+
+
+@figure
+def drawn_ms(model: str) -> str:
+    """Milliseconds that drawing a step takes."""
+    return short((drawing_us(model, "every") - drawing_us(model, "none")) / 1000)
+
+
+@figure
+def claimed_ratio(drawing: str) -> str:
+    """How many times as long the published step in PyTorch took as ours of it."""
+    return short(CLAIMED_US["published, PyTorch"] / drawing_us("published, PyTorch", drawing))
+
+
+@figure
+def published_ratio() -> str:
+    """PyTorch over Triton without drawing, in longer calls."""
+    pytorch, triton = (published_times(name) for name in ("published, PyTorch", "published, Triton"))
+    return short(pytorch["wall_us"]["median"] / triton["wall_us"]["median"])
+
+
+def lab(**case: Any) -> Row:
+    """A row of the lab."""
+    return row("h200-fusion-lab", **case)
+
+
+@figure
+def copy_ms(side: str) -> str:
+    """Milliseconds to copy a square of float32 numbers."""
+    return short(8e3 * int(side) ** 2 / results("h200-fusion-lab").head["copy_bytes_per_s"])
+
+
+@figure
+def ladder_table() -> str:
+    """GELU and softmax, operator by operator and fused, at the published size."""
+    rows = {}
+    for operator in ("gelu", "softmax"):
+        case = {"operator": operator, "size": "16384x16384", "type": "float32", "l2": "warm"}
+        found = [one for one in results("h200-fusion-lab").measured() if one["case"].items() >= case.items()]
+        rows[operator] = {one["case"]["implementation"].replace(f"torch's {operator}", "torch"): one for one in found}
+    table = [["", "GELU", "launches", "softmax", "launches"]]
+    for name in dict.fromkeys([*rows["gelu"], *rows["softmax"]]):
+        cells = []
+        for operator in ("gelu", "softmax"):
+            one = rows[operator].get(name)
+            cells += [short(clock(one)["median"] / 1000), str(one["host_launches"])] if one else ["", ""]
+        table.append([name, *cells])
+    return markdown(table)
+
+
+@figure
+def relu_us(implementation: str) -> str:
+    """Microseconds of the smallest ReLU."""
+    name = {"torch": "torch's relu"}.get(implementation, implementation)
+    return short(clock(lab(operator="relu", input_bytes=1024, implementation=name, l2="warm"))["median"])
+
+
+@figure
+def mlp_ms(implementation: str) -> str:
+    """Milliseconds of the published MLP."""
+    return short(clock(lab(operator="mlp", depth=64, implementation=implementation))["median"] / 1000)
+
+
+@figure
+def instructions_table() -> str:
+    """What fast instructions buy in the step."""
+    table = [["direction of a heading", "instructions", "registers", "sense + motor, us", "whole step, us", "largest error of a direction"]]
+    for name in ("polynomial", "polynomial with FMA", "libm", "approximate", "approximate with FMA"):
+        code = lab(operator="step", part="machine code", implementation=name, kernel="sense+motor")
+        times = [short(clock(lab(operator="step", part=part, implementation=name))["median"]) for part in ("sense+motor", "whole step")]
+        error = lab(operator="step", part="direction", implementation=name)["greatest_error"]
+        named = "polynomial (ours)" if name == "polynomial" else name
+        table.append([named, str(code["instructions"]), str(code["registers"]), *times, f"{error:.1e}"])
+    return markdown(table)
+
+
+@figure
+def step_gain(variant: str) -> str:
+    """How much shorter a whole step is with other arithmetic."""
+    ours, other = (clock(lab(operator="step", part="whole step", implementation=name))["median"] for name in ("polynomial", variant))
+    return f"{1 - other / ours:.0%}"
+
+
+@figure
+def differing(variant: str, steps: str) -> str:
+    """The share of agents that stand elsewhere with other arithmetic."""
+    name = {"fma": "polynomial with FMA"}[variant]
+    one = lab(operator="step", part="differing bits", implementation=name, steps=int(steps))
+    return f"{one['agents_differing'] / one['case']['agents']:.1%}"
+
+
+@figure
+def kernels_table() -> str:
+    """The default and the fastest configuration of each kernel in the largest world."""
+    rows = [one for one in results("h200-kernels").measured() if one["case"]["size"] == "8192x8192"]
+    table = [["kernel", "block", "warps", "registers", "spilled", "occupancy", "us", "GB/s", "of a copy"]]
+    for one in rows:
+        if one["default"] or one["best"]:
+            case, code = one["case"], one["code"]
+            name = case["kernel"] + " (default)" * one["default"]
+            taken = [str(code["registers"]), str(code["stack"] + code["local"]), f"{code['occupancy']:.0%}"]
+            speed = [short(clock(one)["median"]), short(one["bytes_per_s"] / 1e9), f"{one['times']['roof_share']:.0%}"]
+            table.append([name, case["block"], str(case["warps"]), *taken, *speed])
+    return markdown(table)
+
+
+@figure
+def counters(kernel: str) -> str:
+    """What Nsight Compute counted of a kernel."""
+    found = next(one["counters"] for one in results("h200-kernels").rows if "counters" in one and one["case"]["kernel"] == kernel)
+    waits, warps = found["stalls"][0]
+    return (
+        f"{kernel} keeps memory busy for {found['dram']:.0f} %, L2 for {found['l2']:.0f} %, and issues instructions in "
+        f"{found['issue']:.0f} % of the cycles; {warps:.1f} warps wait for {waits}."
+    )
+
+
+@figure
+def configurations() -> str:
+    """How many configurations the report tries in a world."""
+    return str(sum(one["case"]["size"] == "8192x8192" for one in results("h200-kernels").measured()))
+
+
+@figure
+def gain(kernel: str) -> str:
+    """How much faster than the default the best configuration of a kernel is in the largest world."""
+    rows = [one for one in results("h200-kernels").measured() if one["case"]["size"] == "8192x8192" and one["case"]["kernel"] == kernel]
+    default, best = (next(clock(one)["median"] for one in rows if one[mark]) for mark in ("default", "best"))
+    return f"{1 - best / default:.0%}"
+
+
+@figure
+def autotuning() -> str:
+    """What Triton printed."""
+    return f"```\n{(RESULTS / 'h200-autotuning.txt').read_text().rstrip()}\n```"
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UsageError as error:
+        sys.exit(f"figures.py: error: {error}")
