@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from harness import Results, aligned, listed, parser, run, synchronize, tell
-from worlds import add_world_options, backend, case_of, chosen_worlds, gate, runnable, too_large
+from harness import Results, Timing, aligned, listed, parser, run, synchronize, tell
+from worlds import add_world_options, backend, case_of, chosen_worlds, gate, refusals, runnable
 
 from physarum import Simulation, World
 from physarum.errors import RunError
@@ -51,12 +51,12 @@ def main() -> None:
 def start_all(arguments: argparse.Namespace, kept: Results) -> None:
     """Start every backend in every world, with caches empty and warm."""
     chosen, device = chosen_worlds(arguments), arguments.device
-    if arguments.once:
-        print(json.dumps(once(arguments.backends[0], device, *chosen[0])))
-        return
     backends = runnable(arguments.backends, device)
+    if arguments.once:
+        print(json.dumps(once(backends[0], device, *chosen[0])))
+        return
     for world_size, agents in chosen:
-        reasons = {name: too_large(name, device, world_size, agents) for name in backends}
+        reasons = refusals(arguments.backends, device, world_size, agents)
         fitting = [name for name, reason in reasons.items() if not reason]
         if fitting:
             gate(fitting, device, world_size, agents)
@@ -69,8 +69,8 @@ def start_all(arguments: argparse.Namespace, kept: Results) -> None:
             for caches, found in zip(("empty", "warm"), zip(*pairs, strict=True), strict=True):
                 kept.add(
                     case_of(world_size, agents, backend=name, caches=caches),
-                    first_s=sorted(one.first_s for one in found),
-                    later_s=sorted(one.later_s for one in found),
+                    wall_us=Timing(tuple(one.first_s * 1e6 for one in found)).figures(),
+                    later_us=Timing(tuple(one.later_s * 1e6 for one in found)).figures(),
                     peak_bytes=found[0].peak_bytes,
                 )
     print(table(kept))
@@ -80,8 +80,8 @@ def table(kept: Results) -> str:
     """The rows as text."""
     lines = [["size", "agents", "backend", "caches", "first step, s", "lowest", "highest", "later step, ms"]]
     for row in kept.measured():
-        firsts, later = row["first_s"], statistics.median(row["later_s"]) * 1000
-        seconds = [f"{value:.3f}" for value in (statistics.median(firsts), firsts[0], firsts[-1])]
+        first, later = row["wall_us"], row["later_us"]["median"] / 1e3
+        seconds = [f"{value / 1e6:.3f}" for value in (first["median"], min(first["samples"]), max(first["samples"]))]
         lines.append([*(str(value) for value in row["case"].values()), *seconds, f"{later:.3f}"])
     refused = [f"{', '.join(map(str, row['case'].values()))} was not run: {row['why']}" for row in kept.rows if row["status"] == "not run"]
     return "\n".join([aligned(lines), *refused])
@@ -117,6 +117,8 @@ def once(name: str, device: torch.device, world_size: tuple[int, int], agents: i
         simulation.run(1)
         synchronize(device)
         times.append(time.perf_counter() - started)
+        if len(times) == 1 and device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)  # what compilers try out is no part of a step
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     return Once(times[0], statistics.median(times[1:]), peak)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from cold_start import in_new_processes
-from harness import Results, Row, Work, aligned, at_least, copy_bandwidth, counted, listed, parser, positive, run, save_picture, tell, timed
-from worlds import add_world_options, backend, bytes_a_step, case_of, chosen_worlds, developed, gate, loaded, runnable, too_large
+from harness import Results, Row, Work, aligned, at_least, copy_bandwidth, listed, parser, positive, run, save_picture, tell, timed
+from worlds import add_world_options, backend, bytes_a_step, case_of, chosen_worlds, developed, gate, loaded, refusals, runnable
 
 from physarum.model.state import State
 from physarum.model.world import World, as_worlds
@@ -37,43 +37,40 @@ def main() -> None:
 
 def compare(arguments: argparse.Namespace, kept: Results) -> None:
     """Gate, time and count all backends in all worlds."""
-    chosen, backends = chosen_worlds(arguments), runnable(arguments.backends, arguments.device)
+    chosen = chosen_worlds(arguments)
+    runnable(arguments.backends, arguments.device)
     kept.head["copy_bytes_per_s"] = copy_bandwidth(arguments.device)
-    to_count: dict[str, tuple[Row, Work]] = {}
     for world_size, agents in chosen:
-        to_count |= compare_in_one_world(arguments, backends, world_size, agents, kept)
-    for name, found in counted({name: work for name, (_, work) in to_count.items()}, arguments.device).items():
-        to_count[name][0].update(found)
+        compare_in_one_world(arguments, world_size, agents, kept)
+    kept.count(arguments.device)
     print(table(kept))
     if arguments.plot:
         draw(kept, arguments.plot)
 
 
-def compare_in_one_world(
-    arguments: argparse.Namespace, backends: list[str], world_size: tuple[int, int], agents: int, kept: Results
-) -> dict[str, tuple[Row, Work]]:
-    """Add the rows of one world; return, by name, those that were measured, each with a step whose launches are still to be counted."""
+def compare_in_one_world(arguments: argparse.Namespace, world_size: tuple[int, int], agents: int, kept: Results) -> None:
+    """Add the rows of one world."""
     device = arguments.device
     tell(f"{world_size[0]} x {world_size[1]} cells, {agents:,} agents on {kept.head['machine']['processor']}")
-    fitting = []
-    for name in backends:
-        reason = too_large(name, device, world_size, agents)
+    cases, fitting = {}, []
+    for name, reason in refusals(arguments.backends, device, world_size, agents).items():
+        cases[name] = case_of(world_size, agents, backend=name, steps=arguments.steps)
         if reason:
-            kept.not_run(case_of(world_size, agents, backend=name), reason)
+            kept.not_run(cases[name], reason)
         else:
             fitting.append(name)
     if not fitting:
-        return {}
+        return
     gate(fitting, device, world_size, agents)
     cold = {name: cold_starts(name, arguments, world_size, agents) for name in fitting}
     state = developed(fitting[-1], device, world_size, agents)
     times = time_steps(fitting, device, state, arguments.steps, arguments.trials)
     slowest = max(row["wall_us"]["median"] for row in times.values())
-    to_count = {}
     for name in fitting:
         seconds, moved = times[name]["wall_us"]["median"] / 1e6, bytes_a_step(agents, world_size[0] * world_size[1])
-        row = kept.add(
-            case_of(world_size, agents, backend=name),
+        kept.add(
+            cases[name],
+            one_step(name, device, state),
             **times[name],
             agent_steps_per_s=agents / seconds,
             speed_up=slowest / times[name]["wall_us"]["median"],
@@ -82,12 +79,12 @@ def compare_in_one_world(
             roof_share=moved / seconds / kept.head["copy_bytes_per_s"],
             **cold[name],
         )
-        to_count[f"{name}, {world_size[0]}x{world_size[1]}, {agents}"] = (row, one_step(name, device, state))
-    return to_count
 
 
 def cold_starts(name: str, arguments: argparse.Namespace, world_size: tuple[int, int], agents: int) -> dict[str, Any]:
     """The seconds of the first step in new processes with empty caches, and the memory that the steps after it took at the peak."""
+    if arguments.device.type == "cuda":
+        torch.cuda.empty_cache()  # the new process needs room
     found = [in_new_processes(name, arguments.device, world_size, agents, 1)[0] for _ in range(arguments.cold_starts)]
     tell(f"{name} starts: " + (", ".join(f"{once.first_s:.2f} s" for once in found) or "not measured"))
     return {

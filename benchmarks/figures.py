@@ -13,21 +13,20 @@ import json
 import math
 import re
 import shlex
-import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from harness import Results, Row, clock, read_results
+from published import CLAIMED_OPERATIONS, CLAIMED_US, PYTORCH, TRITON
 
+from physarum.backends import BACKENDS
 from physarum.errors import UsageError
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PAGES = (HERE.parent / "README.md", HERE / "README.md", HERE / "PROFILERS.md")
-BACKENDS = ("torch", "compile", "triton")
-CLAIMED_US = {"published, PyTorch": 8_840.0, "published, Triton": 347.0}  # read off the publication's figures
 MARK = re.compile(r"<!-- figure (.+?) -->(.*?)<!-- /figure -->", re.DOTALL)
 
 FIGURES: dict[str, Callable[..., str]] = {}
@@ -120,22 +119,32 @@ def rate_table() -> str:
         where = f"{head['threads']} cores of {where}" if machine == "cpu" else f"{where}, Triton {head['triton']}"
         for size, agents in dict.fromkeys((one["case"]["size"], one["case"]["agents"]) for one in rows):
             rates = {one["case"]["backend"]: one["agent_steps_per_s"] for one in rows if one["case"]["size"] == size}
-            cells = [short(rates[name] / 1e6) if name in rates else "" for name in BACKENDS]
+            cells = [short(rates[name] / 1e6) if name in rates else "not run" for name in BACKENDS]
             table.append([f"{size.replace('x', ' x ')}, {agents:,} agents", where, *cells])
     return markdown(table)
 
 
 @figure
 def step_table() -> str:
-    """Microseconds a step on the H200, and ratios."""
-    table = [["", *(f"`{name}`" for name in BACKENDS), "`torch` / `compile`", "`compile` / `triton`", "of the roof, `triton`"]]
+    """Microseconds a step on the H200, with p10 and p90, and ratios."""
+    table = [["us a step (p10 to p90)", *(f"`{name}`" for name in BACKENDS), "`torch` / `compile`", "`compile` / `triton`"]]
     rows = results("h200-backends").measured()
     for size, agents in dict.fromkeys((one["case"]["size"], one["case"]["agents"]) for one in rows):
-        times = [us(name, size) for name in BACKENDS]
-        share = row("h200-backends", backend="triton", size=size)["roof_share"]
+        times = [spread(row("h200-backends", backend=name, size=size)["wall_us"]) for name in BACKENDS]
         ratios = [ratio("torch", "compile", size), ratio("compile", "triton", size)]
-        table.append([f"{size.replace('x', ' x ')}, {agents:,} agents", *(f"{time} us" for time in times), *ratios, f"{share:.1%}"])
+        table.append([f"{size.replace('x', ' x ')}, {agents:,} agents", *times, *ratios])
     return markdown(table)
+
+
+def spread(times: Row) -> str:
+    """A median with its p10 and p90."""
+    return f"{short(times['median'])} ({short(times['p10'])} to {short(times['p90'])})"
+
+
+@figure
+def roof_share(backend: str, size: str) -> str:
+    """The bytes that a step must move a second, as a share of those that a copy moves."""
+    return f"{row('h200-backends', backend=backend, size=size)['roof_share']:.0%}"
 
 
 @figure
@@ -169,15 +178,15 @@ def cold_start(backend: str, caches: str) -> str:
 
 def first_step_s(backend: str, caches: str) -> float:
     """Seconds of the first step in a new process, the median."""
-    return float(statistics.median(row("h200-cold-start", backend=backend, caches=caches)["first_s"]))
+    return float(row("h200-cold-start", backend=backend, caches=caches)["wall_us"]["median"]) / 1e6
 
 
 @figure
 def repaid(backend: str, caches: str) -> str:
     """Steps at 400 x 400 after which a first step has been worth while, to two digits."""
-    extra = 1e6 * (first_step_s(backend, caches) - first_step_s("torch", caches))
-    steps = extra / (step_us("torch", "400x400") - step_us(backend, "400x400"))
-    return f"{float(f'{steps:.2g}'):,.0f}"
+    first = 1e6 * (first_step_s(backend, caches) - first_step_s("torch", caches))
+    later = [row("h200-cold-start", backend=name, caches=caches)["later_us"]["median"] for name in ("torch", backend)]
+    return f"{float(f'{first / (later[0] - later[1]):.2g}'):,.0f}"
 
 
 @figure
@@ -240,9 +249,9 @@ def published_times(model: str) -> Row:
 @figure
 def launches_table() -> str:
     """Launches and operations of a step beside those that were published."""
-    published = {name: published_times(name) for name in ("published, PyTorch", "published, Triton")}
+    published = {name: published_times(name) for name in (PYTORCH, TRITON)}
     table = [["", "launches from the host", "operations on the device"]]
-    table += [["published, PyTorch", "", "55"], ["published, Triton, diffusion still PyTorch's", "", "17"]]
+    table += [[f"{name} (its own count)", "", str(operations)] for name, operations in CLAIMED_OPERATIONS.items()]
     for name, one in published.items():
         table.append([f"{name}, written anew", str(one["host_launches"]), str(one["device_operations"])])
     for backend in BACKENDS:
@@ -270,10 +279,70 @@ def stage_us(name: str, stage: str, size: str) -> str:
     return short(implementation(size, name)["stages"][stage]["device_time"])
 
 
+SWEEPS = {
+    "published-steps": "50 to 1,050 steps, 400 x 400, 5,000 agents",
+    "published-side": "side 50 to 600, 5,000 agents",
+    "published-agents": "500 to 5,000 agents, 200 x 200",
+    "wide-side": "side 64 to 16,384, 5,000 agents",
+    "wide-agents": "1,024 to 268 M agents, 4096 x 4096",
+    "wide-both": "side 64 to 16,384, an agent a cell",
+}
+
+
 @figure
-def answer(sweep: str, question: str, key: str, value: str) -> str:
-    """A sentence that a sweep answers."""
-    return str(row("h200-scaling", sweep=sweep, answer=question, **{key: value})["sentence"]).partition("? ")[2]
+def scaling_table() -> str:
+    """The best curve through each sweep, and what it says."""
+    table = [["sweep", "AICc prefers", "b, 95 %", "c, us, 95 %", "what grows is the larger part from"]]
+    for sweep, name in SWEEPS.items():
+        table.append([name, *fit_cells(sweep=sweep, backend="triton")])
+    for residuals in ("absolute", "relative"):
+        table.append(
+            [f"the published points of the side, {residuals} residuals", *fit_cells(sweep="published figure", residuals=residuals)]
+        )
+    return markdown(table)
+
+
+def fit_cells(**case: Any) -> list[str]:
+    """Formula, exponent, constant and crossing of the best fit."""
+    fits = [one for one in results("h200-scaling").rows if one["case"].items() >= case.items() and "fit" in one["case"]]
+    best, second = sorted(fits, key=lambda one: float(one["aicc"]))[:2]
+    rival = f", {second['formula']} within {second['aicc'] - best['aicc']:.1f}" if second["aicc"] - best["aicc"] < 2 else ""
+    b = f"{best['b']:.2f} ({ends(best['b_interval'])})" if best["b_interval"] else "1" if best["b"] else ""
+    crossing = short(best["crossing"]) if best["crossing"] else ""
+    return [f"{best['formula']}{rival}", b, f"{short(best['c'])} ({ends(best['c_interval'])})", crossing]
+
+
+def ends(interval: list[float | None]) -> str:
+    """An interval, of which an end may be open."""
+    return " to ".join("open" if end is None else short(end) for end in interval)
+
+
+@figure
+def exponent(residuals: str) -> str:
+    """b in a x^b + c through the published points, with its interval."""
+    fit = row("h200-scaling", sweep="published figure", residuals=residuals, fit="power")
+    return f"{fit['b']:.2f} (95 % {ends(fit['b_interval'])})"
+
+
+@figure
+def flat(sweep: str) -> str:
+    """The largest distance of a point of a sweep from a constant."""
+    return f"{row('h200-scaling', sweep=sweep, backend='triton', fit='constant')['worst']:.1%}"
+
+
+@figure
+def slope(sweep: str) -> str:
+    """The exponent between the sides 8192 and 16384."""
+    times = [
+        row("h200-scaling", sweep=sweep, backend="triton", size=f"{side}x{side}", steps=64)["us_a_step"]["median"] for side in (8192, 16384)
+    ]
+    return f"{math.log2(times[1] / times[0]):.2f}"
+
+
+@figure
+def agents_us(agents: str) -> str:
+    """Microseconds a step with so many agents on 4096 x 4096 cells."""
+    return short(row("h200-scaling", sweep="wide-agents", backend="triton", agents=int(agents), steps=64)["us_a_step"]["median"])
 
 
 @figure
@@ -282,7 +351,7 @@ def published_table() -> str:
     rows = [one for one in results("h200-published").measured() if one["case"]["part"] == "times"]
     worlds = dict.fromkeys((one["case"]["size"], one["case"]["agents"]) for one in rows)
     heads = [f"{size.replace('x', ' x ')}, {agents:,} agents, us" for size, agents in worlds]
-    table = [["", "operations on the device", *heads]]
+    table = [["", f"operations on the device ({next(iter(worlds))[0].replace('x', ' x ')})", *heads]]
     for model in dict.fromkeys(one["case"]["model"] for one in rows):
         own = {one["case"]["size"]: one for one in rows if one["case"]["model"] == model}
         times = [short(own[size]["wall_us"]["median"]) for size, _ in worlds]
@@ -294,7 +363,7 @@ def published_table() -> str:
 @figure
 def published_operations() -> str:
     """Operations on the device of a step of the published PyTorch version."""
-    return str(published_times("published, PyTorch")["device_operations"])
+    return str(published_times(PYTORCH)["device_operations"])
 
 
 @figure
@@ -313,7 +382,7 @@ def drawing_us(model: str, drawing: str) -> float:
 def drawing_table() -> str:
     """Microseconds of a step with and without drawing."""
     table = [["us a step, four steps a call", "without drawing", "every step drawn"]]
-    for model in ("published, PyTorch", "published, Triton", "physarum, triton"):
+    for model in (PYTORCH, TRITON, "physarum, triton"):
         table.append([model, *(short(drawing_us(model, drawing)) for drawing in ("none", "every"))])
     return markdown(table)
 
@@ -321,7 +390,7 @@ def drawing_table() -> str:
 @figure
 def drawing_ratio(pytorch: str, triton: str) -> str:
     """The published factor as measured here, by what is drawn on each side."""
-    return short(drawing_us("published, PyTorch", pytorch) / drawing_us("published, Triton", triton))
+    return short(drawing_us(PYTORCH, pytorch) / drawing_us(TRITON, triton))
 
 
 @figure
@@ -331,16 +400,23 @@ def drawn_ms(model: str) -> str:
 
 
 @figure
-def claimed_ratio(drawing: str) -> str:
-    """How many times as long the published step in PyTorch took as ours of it."""
-    return short(CLAIMED_US["published, PyTorch"] / drawing_us("published, PyTorch", drawing))
+def claimed_ratio() -> str:
+    """How many times as long the published step in PyTorch took as ours of it, without drawing."""
+    return short(CLAIMED_US[PYTORCH] / published_times(PYTORCH)["wall_us"]["median"])
 
 
 @figure
 def published_ratio() -> str:
-    """PyTorch over Triton without drawing, in longer calls."""
-    pytorch, triton = (published_times(name) for name in ("published, PyTorch", "published, Triton"))
-    return short(pytorch["wall_us"]["median"] / triton["wall_us"]["median"])
+    """PyTorch over Triton without drawing."""
+    pytorch, triton = (published_times(name)["wall_us"] for name in (PYTORCH, TRITON))
+    return short(pytorch["median"] / triton["median"])
+
+
+@figure
+def published_spread() -> str:
+    """Its spread, p10 over p90 to p90 over p10."""
+    pytorch, triton = (published_times(name)["wall_us"] for name in (PYTORCH, TRITON))
+    return f"{short(pytorch['p10'] / triton['p90'])} to {short(pytorch['p90'] / triton['p10'])}"
 
 
 def lab(**case: Any) -> Row:
@@ -359,7 +435,7 @@ def ladder_table() -> str:
     """GELU and softmax, operator by operator and fused, at the published size."""
     rows = {}
     for operator in ("gelu", "softmax"):
-        case = {"operator": operator, "size": "16384x16384", "type": "float32", "l2": "warm"}
+        case = {"operator": operator, "size": "16384x16384", "type": "float32", "l2": "cold"}  # so that no launch is waited for
         found = [one for one in results("h200-fusion-lab").measured() if one["case"].items() >= case.items()]
         rows[operator] = {one["case"]["implementation"].replace(f"torch's {operator}", "torch"): one for one in found}
     table = [["", "GELU", "launches", "softmax", "launches"]]
@@ -370,6 +446,13 @@ def ladder_table() -> str:
             cells += [short(clock(one)["median"] / 1000), str(one["host_launches"])] if one else ["", ""]
         table.append([name, *cells])
     return markdown(table)
+
+
+@figure
+def of_a_copy(operator: str, implementation: str) -> str:
+    """The share of the bandwidth of a copy that an implementation reaches at the published size."""
+    found = lab(operator=operator, size="16384x16384", type="float32", l2="cold", implementation=implementation)
+    return f"{found['roof_share']:.0%}"
 
 
 @figure
@@ -432,10 +515,10 @@ def kernels_table() -> str:
 def counters(kernel: str) -> str:
     """What Nsight Compute counted of a kernel."""
     found = next(one["counters"] for one in results("h200-kernels").rows if "counters" in one and one["case"]["kernel"] == kernel)
-    waits, warps = found["stalls"][0]
+    waits, cycles = found["stalls"][0]
     return (
         f"{kernel} keeps memory busy for {found['dram']:.0f} %, L2 for {found['l2']:.0f} %, and issues instructions in "
-        f"{found['issue']:.0f} % of the cycles; {warps:.1f} warps wait for {waits}."
+        f"{found['issue']:.0f} % of the cycles; for each, warps spend {cycles:.1f} cycles waiting for {waits}."
     )
 
 
@@ -457,6 +540,21 @@ def gain(kernel: str) -> str:
 def autotuning() -> str:
     """What Triton printed."""
     return f"```\n{(RESULTS / 'h200-autotuning.txt').read_text().rstrip()}\n```"
+
+
+@figure
+def exact_runs() -> str:
+    """How often implementations reached the committed sums."""
+    found = [one for case in report("h200-exact")["cases"].values() for one in case["implementations"].values()]
+    if any(one["differing_bits"] for one in found):
+        raise ValueError("bits differ")
+    return str(len(found))
+
+
+@figure
+def peak_bytes(backend: str, of: str) -> str:
+    """Bytes an agent or a cell at the peak."""
+    return str(getattr(BACKENDS[backend], f"bytes_per_{of}"))
 
 
 if __name__ == "__main__":

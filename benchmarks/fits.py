@@ -33,6 +33,7 @@ SMALLEST_EXPONENT, LARGEST_EXPONENT = 0.1, 4.0  # searched
 SEARCHED = np.linspace(SMALLEST_EXPONENT, LARGEST_EXPONENT, 391)
 FEWEST_POINTS = 6  # with less AICc is not defined for three parameters
 TELLING = 2.0  # of AICc
+FEWEST_ABOVE = 4  # points in which the part that grows is the larger one; fewer tell no exponent
 
 Interval = tuple[float | None, float | None]  # None where it is open: the search ended before the interval did
 OPEN: Interval = (None, None)
@@ -100,10 +101,6 @@ class Fit:
     def crossing(self) -> float | None:
         """The x from which on the part that grows is the larger one, (c / a)^(1 / b); None where it never is."""
         return None if self.b is None or self.a == 0 else float((self.c / self.a) ** (1 / self.b))
-
-    def identified(self) -> bool:
-        """Whether the interval of the exponent has two ends."""
-        return self.b_interval is not None and None not in self.b_interval
 
     def figures(self) -> dict[str, Any]:
         """For a row of results."""

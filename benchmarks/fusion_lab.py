@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import Results, Row, Work, aligned, copy_bandwidth, counted, listed, parser, run, tell
+from harness import Results, Row, aligned, choice, copy_bandwidth, listed, parser, run, tell
 from lab import gelu, matmul, mlp, relu, softmax, step
 from lab.settings import SCALES, Settings
 
-from physarum.errors import did_you_mean
-
-Measure = Callable[[Settings, Results], list[tuple[Row, Work]]]
+Measure = Callable[[Settings, Results], None]
 
 CASES: dict[str, Measure] = {
     "gelu": gelu.measure,
@@ -39,27 +37,20 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "wall us": lambda row: number((row.get("wall_us") or {}).get("median")),
     "GB/s": lambda row: number(row.get("bytes_per_s"), 1e9),
     "of copy": lambda row: percent(row.get("roof_share")),
-    "TFLOP/s": lambda row: number(row.get("operations_a_second"), 1e12),
+    "TFLOP/s": lambda row: number(row.get("flop_per_s"), 1e12),
     "of best": lambda row: percent(row.get("share_of_best")),
     "launches": lambda row: number(row.get("host_launches")),
     "on device": lambda row: number(row.get("device_operations")),
     "kernel": lambda row: kernel(row) if "precision" in row["case"] else "",
 }
-IN_COLUMNS = ("events_us", "wall_us", "bytes_per_s", "roof_share", "operations_a_second", "share_of_best", "host_launches")
+IN_COLUMNS = ("events_us", "wall_us", "bytes_per_s", "roof_share", "flop_per_s", "share_of_best", "host_launches")
 UNNAMED = ("case", "status", "calls", "l2", "bytes", "error_bound", "device_operations", "kernels")  # of no use in a table, or in a column
-
-
-def case(text: str) -> str:
-    """One of CASES, for argparse."""
-    if text not in CASES:
-        raise argparse.ArgumentTypeError(f"there is no case {text!r}{did_you_mean(text, CASES)}: choose from {', '.join(CASES)}")
-    return text
 
 
 def main() -> None:
     """Read the command line and measure."""
     made = parser(__doc__)
-    made.add_argument("--cases", type=listed(case), default=list(CASES), help=f"what to measure [{','.join(CASES)}]")
+    made.add_argument("--cases", type=listed(choice("case", CASES)), default=list(CASES), help=f"what to measure [{','.join(CASES)}]")
     made.add_argument("--scale", choices=SCALES, help="how large [full on a GPU, small on a CPU]")
     made.add_argument("--plot", type=Path, metavar="FILE", help="draw the ladders, bandwidth by size and matrix products")
     run(made, measure)
@@ -79,29 +70,17 @@ def measure(arguments: argparse.Namespace, kept: Results) -> None:
     tell(f"a copy moves {bandwidth / 1e9:,.0f} GB/s")
     settings = Settings(device, arguments.trials, arguments.scale or ("full" if device.type == "cuda" else "small"), bandwidth)
     kept.head["scale"] = settings.scale
-    rows: list[tuple[Row, Work]] = []
     for name in dict.fromkeys(arguments.cases):
-        rows += CASES[name](settings, kept)
+        CASES[name](settings, kept)
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    try:
-        count(rows, device)
-    finally:  # times are no worse where the profiler fails
-        for name in dict.fromkeys(table_name(row) for row in kept.rows):
-            print(report(name, [row for row in kept.rows if table_name(row) == name]))
+    kept.count(device)
+    for name in dict.fromkeys(table_name(row) for row in kept.rows):
+        print(report(name, [row for row in kept.rows if table_name(row) == name]))
     if arguments.plot:
         from lab.drawing import draw  # noqa: PLC0415 (it needs matplotlib)
 
         draw(kept.measured(), bandwidth, arguments.plot)
-
-
-def count(rows: Sequence[tuple[Row, Work]], device: torch.device) -> None:
-    """Put into each row what its work launches."""
-    if rows:
-        tell("counting launches")
-        found = counted({f"work {i}": work for i, (_, work) in enumerate(rows)}, device)
-        for i, (row, _) in enumerate(rows):
-            row.update(found[f"work {i}"])
 
 
 def table_name(row: Row) -> str:

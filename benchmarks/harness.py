@@ -18,18 +18,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch.profiler import record_function
 
 from physarum.backends import choose_device
-from physarum.errors import RunError, UsageError
+from physarum.errors import RunError, UsageError, did_you_mean
 from physarum.files import shown, written_whole
 from physarum.profiling.reader import CALLS, KERNEL, LABEL, read_events, trace_of
 from physarum.profiling.session import recording
@@ -69,6 +69,17 @@ def size(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def choice(kind: str, names: Collection[str]) -> Callable[[str], str]:
+    """One of some names, for argparse; `kind` says what they name."""
+
+    def read(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"there is no {kind} {text!r}{did_you_mean(text, names)}: choose from {', '.join(names)}")
+        return text
+
+    return read
+
+
 def listed(one: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     """Several of something, separated by commas, for argparse."""
 
@@ -78,14 +89,22 @@ def listed(one: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     return read
 
 
-def parser(description: str | None, times: int = 20) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A command line that refuses in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with exit code 2."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def parser(description: str | None, times: int = 20) -> Parser:
     """A command line with the options that every benchmark has.
 
     Args:
         description: The benchmark's docstring, of which the first paragraph is shown.
         times: Trials, unless asked for otherwise.
     """
-    made = argparse.ArgumentParser(description=(description or "").split("\n\n", maxsplit=1)[0])
+    made = Parser(description=(description or "").split("\n\n", maxsplit=1)[0])
     made.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 … [auto]")
     made.add_argument("--trials", type=at_least(FEWEST_TRIALS), default=times, help=f"how often each case is timed [{times}]")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file, as JSON lines")
@@ -95,7 +114,7 @@ def parser(description: str | None, times: int = 20) -> argparse.ArgumentParser:
     return made
 
 
-def run(made: argparse.ArgumentParser, benchmark: Callable[[argparse.Namespace, "Results"], None]) -> None:
+def run(made: Parser, benchmark: Callable[[argparse.Namespace, "Results"], None]) -> None:
     """Read the command line and run a benchmark, whose `device` is then a torch.device; what was measured is kept however it ends.
 
     A request that cannot be met ends the process with one sentence and exit code 2, one that failed with 1, Ctrl-C with 130.
@@ -115,6 +134,8 @@ def run(made: argparse.ArgumentParser, benchmark: Callable[[argparse.Namespace, 
         made.error(str(error))
     except RunError as error:
         sys.exit(f"{made.prog}: error: {error}")
+    except torch.OutOfMemoryError as error:
+        sys.exit(f"{made.prog}: error: the memory of {arguments.device} is full: {str(error).splitlines()[0]}")
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # whoever reads the table has seen enough of it
@@ -158,15 +179,39 @@ class Results:
 
     Attributes:
         head: What was run, where and with what; of JSON's types, as all else here.
-        rows: In order.
+        rows: In order; more figures may be put into one until the benchmark ends.
+        works: With each the row whose launches are still to be counted.
     """
 
     head: dict[str, Any]
     rows: list[Row]
+    works: list[tuple[Row, Work]] = field(default_factory=list)
 
-    def add(self, case: Mapping[str, Any], **figures: Any) -> Row:
-        """Keep a row that was measured, and return it; more figures may be put into it until the benchmark ends."""
-        return self._keep({"case": dict(case), "status": "measured", **figures})
+    def add(self, case: Mapping[str, Any], work: Work | None = None, **figures: Any) -> Row:
+        """Keep a row that was measured, and return it; `count` will count what `work` launches."""
+        row = self._keep({"case": dict(case), "status": "measured", **figures})
+        if work:
+            self.works.append((row, work))
+        return row
+
+    def count(self, device: torch.device) -> None:
+        """Count the launches of all works, each once, and put them into their rows; see `counted`.
+
+        Raises:
+            RunError: They cannot be counted; these rows are then marked as not run.
+        """
+        if not self.works:
+            return
+        tell("counting launches")
+        try:
+            found = counted({f"work {i}": work for i, (_, work) in enumerate(self.works)}, device)
+        except RunError as error:
+            for row, _ in self.works:
+                row.update(status="not run", why=str(error))
+            raise
+        for i, (row, _) in enumerate(self.works):
+            row.update(found[f"work {i}"])
+        self.works.clear()
 
     def computed(self, case: Mapping[str, Any], **figures: Any) -> Row:
         """Keep a row that follows from others, or from published figures."""
@@ -407,26 +452,30 @@ def clock(row: Row) -> dict[str, Any]:
 
 
 def comparison(first: Path, second: Path) -> str:
-    """A table of the ratios of two files of results: medians of the second over those of the first.
+    """A table of the ratios of two files of results: medians of the second over those of the first, by the clock that both have.
 
     The spread of a ratio is from p10 of the second over p90 of the first to p90 over p10; where 1 lies in it, the difference is noise.
 
     Raises:
-        UsageError: A file cannot be read, or they have no measured case in common.
+        UsageError: A file cannot be read, they are of different benchmarks, or have no measured case in common.
     """
     a, b = read_results(first), read_results(second)
-    rows = {json.dumps(row["case"], sort_keys=True): row for row in a.measured() if clock(row)}
-    pairs = [(rows[key], row) for row in b.measured() if (key := json.dumps(row["case"], sort_keys=True)) in rows and clock(row)]
-    if not pairs:
-        raise UsageError(f"{shown(first)} and {shown(second)} have no measured case in common")
+    if a.head["benchmark"] != b.head["benchmark"]:
+        raise UsageError(f"{shown(first)} is of {a.head['benchmark']} and {shown(second)} of {b.head['benchmark']}: nothing to compare")
+    rows = {json.dumps(row["case"], sort_keys=True): row for row in a.measured()}
     lines = [f"{label}: {described(read.head)}" for label, read in (("A", a), ("B", b))]
     table = [["case", "A us", "B us", "B / A", "from", "to", ""]]
-    for row_a, row_b in pairs:
-        one, other = clock(row_a), clock(row_b)
-        ratio, low, high = other["median"] / one["median"], other["p10"] / one["p90"], other["p90"] / one["p10"]
-        verdict = "noise" if low <= 1 <= high else "slower" if ratio > 1 else "faster"
-        name = ", ".join(str(value) for value in row_a["case"].values())
-        table.append([name, f"{one['median']:.2f}", f"{other['median']:.2f}", f"{ratio:.3f}", f"{low:.3f}", f"{high:.3f}", verdict])
+    for row_b in b.measured():
+        row_a = rows.get(json.dumps(row_b["case"], sort_keys=True), {})
+        clocks = [name for name in ("events_us", "wall_us") if row_a.get(name) and row_b.get(name)]
+        if clocks:
+            one, other = row_a[clocks[0]], row_b[clocks[0]]
+            ratio, low, high = other["median"] / one["median"], other["p10"] / one["p90"], other["p90"] / one["p10"]
+            verdict = "noise" if low <= 1 <= high else "slower" if ratio > 1 else "faster"
+            name = ", ".join(str(value) for value in row_b["case"].values())
+            table.append([name, f"{one['median']:.2f}", f"{other['median']:.2f}", f"{ratio:.3f}", f"{low:.3f}", f"{high:.3f}", verdict])
+    if len(table) == 1:
+        raise UsageError(f"{shown(first)} and {shown(second)} have no measured case in common")
     return "\n".join([*lines, "", aligned(table)])
 
 

@@ -19,9 +19,9 @@ import itertools
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,30 +33,38 @@ from harness import (
     Timing,
     aligned,
     copy_bandwidth,
-    listed,
     median_us,
     parser,
     run,
-    size,
     synchronize,
     tell,
     timed,
 )
 from kernels.nsight import KERNELS, counters
 from kernels.rules import CODE_RULES, COUNTER_RULES, TIME_RULES, Code, Counters, Times, findings
-from worlds import BYTES_AN_AGENT, GATE_PARAMS, GATE_STEPS, developed, gate, loaded, runnable, too_large
+from worlds import (
+    BYTES_AN_AGENT,
+    add_world_options,
+    after_gate_steps,
+    case_of,
+    chosen_worlds,
+    developed,
+    gate,
+    gate_start,
+    runnable,
+    too_large,
+    values_differing,
+)
 
 from physarum.backends import triton_backend
 from physarum.backends.triton_backend import TritonBackend
 from physarum.errors import RunError, UsageError
-from physarum.model.start import random_start
 from physarum.model.state import State
 from physarum.model.world import World, as_worlds
 from physarum.profiling import resources
 from physarum.profiling.resources import LIMITS, WARP, Compiled, compile_kernels, occupancy
 
 FIELD_KERNEL = "diffuse+decay"
-FEWER_AGENTS = {(400, 400): 5000}  # the published experiment; else there is one agent a cell
 OFFLINE_CAPABILITY = "9.0"
 LAUNCHES = 16  # of a replayed graph, so that the host's time a launch does not hide the device's
 ENQUEUED = 64  # launches by which the host's time is measured; the queue holds more
@@ -247,25 +255,18 @@ def arithmetic_rate(device: torch.device) -> float:
 
 
 def check_bits(device: torch.device, world_size: Size, agents: int) -> None:
-    """See that the kernels reach the same bits with every size of their programs as with the default, which worlds.gate has checked.
+    """See that the kernels reach the bits of the eager model with every size of their programs.
 
     Raises:
         RunError: They do not: no figures.
     """
-    params = replace(GATE_PARAMS, sensor_distance=min(GATE_PARAMS.sensor_distance, min(world_size) - 2))
-    worlds = as_worlds(World((params,), seed=3))
-    start = random_start(worlds, world_size, agents, device=device)
-    reference: State | None = None
+    reference = gate(["triton"], device, world_size, agents)
+    world, start = gate_start(world_size, agents, device)
     for blocks in combinations():
         with configured(blocks):
-            backend = loaded("triton", device, worlds, start)
-            backend.advance(GATE_STEPS)
-        state = backend.state()
-        backend.close()
-        reference = reference or state
-        differing = sum(int((a != b).sum()) for a, b in zip(state.tensors().values(), reference.tensors().values(), strict=True))
+            differing = values_differing(after_gate_steps("triton", device, world, start), reference)
         if differing:
-            raise RunError(f"no figures: with {blocks} triton differs from {DEFAULT} in {differing} values after {GATE_STEPS} steps")
+            raise RunError(f"no figures: with {blocks} triton differs from the eager model in {differing} values")
     tell(f"gate: triton reaches the same bits with {len(combinations())} combinations of block sizes and warps")
 
 
@@ -332,7 +333,7 @@ def measure(kept: Results, machine: Machine, device: torch.device, world_size: S
         for blocks, launch in own.items():
             us, code = median_us(times[blocks]), codes[kernel, blocks]
             row = kept.add(
-                {"size": named(world_size), "agents": agents, **variant(kernel, blocks)},
+                case_of(world_size, agents, **variant(kernel, blocks)),
                 **times[blocks],
                 code=asdict(code),
                 times=asdict(times_of(machine, code, launch.programs, blocks.warps, moved, us, enqueuing)),
@@ -445,7 +446,7 @@ def best_in_words(rows: Sequence[Row], default: Row) -> str:
     return f"no configuration is faster than the default beyond noise (nearest: {block}, {gain:.1%})"
 
 
-def report_offline(kept: Results, capability: str, sizes: Sequence[Size], why: str) -> None:
+def report_offline(kept: Results, capability: str, chosen: Sequence[tuple[Size, int]], why: str) -> None:
     """Compile only: keep and print what the kernels take of a GPU."""
     tell(f"compiling for the compute capability {capability}…")
     found = offline(capability)
@@ -454,9 +455,9 @@ def report_offline(kept: Results, capability: str, sizes: Sequence[Size], why: s
         kept.add({"capability": capability, **variant(*key)}, code=asdict(found[key]), default=key[1] == DEFAULT, best=False)
         for key in ordered
     ]
-    for world_size in sizes:
+    for world_size, agents in chosen:
         for key in ordered:
-            kept.not_run({"size": named(world_size), "agents": agents_of(world_size), **variant(*key)}, why)
+            kept.not_run(case_of(world_size, agents, **variant(*key)), why)
     print(f"compute capability {capability}; no times: {why}\n\n{table(rows)}")
     for row in rows:
         if row["default"]:
@@ -476,51 +477,45 @@ def report_measured(arguments: argparse.Namespace, kept: Results) -> None:
         f"roofs measured here: a copy moves {machine.bandwidth / 1e9:.0f} GB/s; float32 without FMA does {machine.arithmetic / 1e12:.1f} "
         f"TFLOP/s, half of a product of matrices; ridge {machine.arithmetic / machine.bandwidth:.1f} FLOP a byte\n"
     )
-    by_size: dict[Size, list[Row]] = {}
-    for world_size in dict.fromkeys(arguments.sizes):
-        agents = agents_of(world_size)
+    by_world: dict[tuple[Size, int], list[Row]] = {}
+    for world_size, agents in chosen_worlds(arguments):
         why = too_large("triton", device, world_size, agents)
         if why:
             for kernel in KERNELS:
-                kept.not_run({"size": named(world_size), "agents": agents, **variant(kernel, DEFAULT)}, why)
+                kept.not_run(case_of(world_size, agents, **variant(kernel, DEFAULT)), why)
             print(f"{named(world_size)}: not run: {why}\n")
             continue
-        gate(["triton"], device, world_size, agents)
         check_bits(device, world_size, agents)
-        by_size[world_size] = measure(kept, machine, device, world_size, agents, arguments.trials)
+        rows = by_world[world_size, agents] = measure(kept, machine, device, world_size, agents, arguments.trials)
         torch.cuda.empty_cache()
-        print(f"{named(world_size)} cells, {agents} agents\n{table(by_size[world_size])}\n", flush=True)
-    if by_size:
-        add_counters(kept, by_size, str(device))
-    for rows in by_size.values():
+        print(f"{named(world_size)} cells, {agents} agents\n{table(rows)}\n", flush=True)
+    if by_world:
+        add_counters(kept, by_world, str(device))
+    for rows in by_world.values():
         for kernel in KERNELS:
             print("\n  - ".join(verdict([row for row in rows if row["case"]["kernel"] == kernel])), end="\n\n")
 
 
-def add_counters(kept: Results, by_size: Mapping[Size, Sequence[Row]], device: str) -> None:
+def add_counters(kept: Results, by_world: Mapping[tuple[Size, int], Sequence[Row]], device: str) -> None:
     """Put what Nsight Compute counts into the default rows of the largest world, or say why there is nothing."""
-    most = largest(list(by_size))
-    tell(f"{named(most)}: counting with Nsight Compute…")
+    most = largest(by_world)
+    size, agents = named(most[0]), str(most[1])
+    tell(f"{size}: counting with Nsight Compute…")
     try:
-        found = counters([sys.executable, str(Path(__file__).resolve()), "--nvtx", "--device", device, "--sizes", named(most)])
+        found = counters([sys.executable, str(Path(__file__).resolve()), "--nvtx", "--device", device, "--size", size, "--agents", agents])
     except UsageError as error:
         kept.head["counters"] = str(error)
         print(f"{error}\n")
         return
-    kept.head["counters"] = f"Nsight Compute, {named(most)}"
-    for row in by_size[most]:
+    kept.head["counters"] = f"Nsight Compute, {size}"
+    for row in by_world[most]:
         if row["default"] and row["case"]["kernel"] in found:
             row["counters"] = asdict(found[row["case"]["kernel"]])
 
 
-def agents_of(world_size: Size) -> int:
-    """One a cell, or as in the published experiment."""
-    return FEWER_AGENTS.get(world_size, world_size[0] * world_size[1])
-
-
-def largest(sizes: Sequence[Size]) -> Size:
-    """The size with the most cells."""
-    return max(sizes, key=lambda one: one[0] * one[1])
+def largest(worlds: Iterable[tuple[Size, int]]) -> tuple[Size, int]:
+    """The world with the most cells, and its agents."""
+    return max(worlds, key=lambda one: one[0][0] * one[0][1])
 
 
 def report(arguments: argparse.Namespace, kept: Results) -> None:
@@ -530,23 +525,18 @@ def report(arguments: argparse.Namespace, kept: Results) -> None:
         if arguments.json or arguments.capability:
             raise UsageError("--nvtx measures nothing, so that neither --json nor --capability goes with it")
         runnable(["triton"], arguments.device)
-        run_ranges(arguments.device, largest(arguments.sizes), agents_of(largest(arguments.sizes)))
+        run_ranges(arguments.device, *largest(chosen_worlds(arguments)))
     elif on_gpu and not arguments.capability:
         with torch.cuda.device(arguments.device):
             report_measured(arguments, kept)
     else:
         why = "--capability compiles only" if on_gpu else "they need an NVIDIA GPU"
-        report_offline(kept, arguments.capability or OFFLINE_CAPABILITY, arguments.sizes, why)
+        report_offline(kept, arguments.capability or OFFLINE_CAPABILITY, chosen_worlds(arguments), why)
 
 
 if __name__ == "__main__":
     made = parser(__doc__)
-    made.add_argument(
-        "--sizes",
-        type=listed(size),
-        default=[(1024, 1024), (8192, 8192)],
-        help="of the world, with one agent a cell, but 5,000 at 400x400 [1024x1024,8192x8192]",
-    )
+    add_world_options(made, "1024x1024,8192x8192", "1048576,67108864")
     made.add_argument("--capability", help=f"compile only, for this compute capability [without a GPU, {OFFLINE_CAPABILITY}]")
     made.add_argument(
         "--nvtx", action="store_true", help="measure nothing; run some steps of the largest size in NVTX ranges, for nsys and ncu"

@@ -12,16 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from harness import Results, Row, Work, aligned, counted, listed, parser, positive, run, save_picture, synchronize, tell, timed
+from harness import Results, Row, Work, aligned, choice, listed, parser, positive, run, save_picture, synchronize, tell, timed
 from published_model import DECAY, DEFECTS, DEPOSIT, PARAMS, PATTERN_DEFECTS, Model, PublishedTorch, PublishedTriton
 from torch import Tensor
-from worlds import add_world_options, backend, case_of, chosen_worlds, gate, loaded, runnable, too_large
+from worlds import add_world_options, backend, case_of, chosen_worlds, gate, loaded, refusals, runnable
 
+from physarum.backends import BACKENDS
 from physarum.backends.triton_backend import TritonBackend
-from physarum.errors import did_you_mean
 from physarum.model.start import random_start
 from physarum.model.state import State
 from physarum.model.world import World, as_worlds
@@ -47,12 +46,12 @@ def main() -> None:
     """Read the command line and measure."""
     made = parser(__doc__)
     add_world_options(made, "400x400,1024x1024", "5000,1048576")
-    made.add_argument("--parts", type=listed(part), default=list(PARTS), help=f"of the measurement [{','.join(PARTS)}]")
+    made.add_argument("--parts", type=listed(choice("part", PARTS)), default=list(PARTS), help=f"of the measurement [{','.join(PARTS)}]")
     made.add_argument("--backends", type=listed(backend), help="such as torch,triton [all that this machine can run]")
     made.add_argument("--steps", type=positive, default=64, help="timed together; 64 hold one sort of the agents [64]")
     made.add_argument(
         "--cure",
-        type=listed(defect),
+        type=listed(choice("defect", DEFECTS)),
         default=[],
         help=f"one more case, the published step with these cured: {', '.join(DEFECTS)}",
         metavar="NAME,...",
@@ -62,40 +61,19 @@ def main() -> None:
     run(made, measure)
 
 
-def part(text: str) -> str:
-    """A part of the measurement, for argparse."""
-    return one_of(text, PARTS, "part")
-
-
-def defect(text: str) -> str:
-    """The name of a defect, for argparse."""
-    return one_of(text, DEFECTS, "defect")
-
-
-def one_of(text: str, names: Mapping[str, Any] | Sequence[str], kind: str) -> str:
-    """A name among others, for argparse."""
-    if text not in names:
-        raise argparse.ArgumentTypeError(f"there is no {kind} {text!r}{did_you_mean(text, names)}: choose from {', '.join(names)}")
-    return text
-
-
 def measure(arguments: argparse.Namespace, kept: Results) -> None:
     """Measure the parts that were asked for and print what was found."""
     chosen, backends = chosen_worlds(arguments), runnable(arguments.backends, arguments.device)
-    to_count: dict[str, tuple[Row, Work]] = {}
     if "times" in arguments.parts:
         for size, agents in chosen:
-            to_count |= measure_times(arguments, backends, size, agents, kept)
+            measure_times(arguments, backends, size, agents, kept)
     if "drawing" in arguments.parts:
         measure_drawing(arguments, backends[-1], kept)
     if "patterns" in arguments.parts:
         trails = measure_patterns(arguments, backends[-1], kept)
         if arguments.plot:
             draw(trails, kept, arguments.plot)
-    if to_count:
-        counts = counted({name: work for name, (_, work) in to_count.items()}, arguments.device)
-        for name, (row, _) in to_count.items():
-            row.update(counts[name])
+    kept.count(arguments.device)
     print("\n\n".join([*times_tables(kept), *drawing_table(kept), *patterns_table(kept)]))
 
 
@@ -127,25 +105,23 @@ def ours(name: str) -> str:
 # Times and launches
 
 
-def measure_times(
-    arguments: argparse.Namespace, backends: Sequence[str], size: tuple[int, int], agents: int, kept: Results
-) -> dict[str, tuple[Row, Work]]:
-    """Add the rows of one world; return, by name, those that were measured, each with a step whose launches are still to be counted."""
+def measure_times(arguments: argparse.Namespace, backends: Sequence[str], size: tuple[int, int], agents: int, kept: Results) -> None:
+    """Add the rows of one world."""
     device, steps = arguments.device, arguments.steps
     tell(f"{size[0]} x {size[1]} cells, {agents:,} agents on {kept.head['machine']['processor']}")
-    refused = {ours(name): too_large(name, device, size, agents) for name in backends}
+    refused = {ours(name): why for name, why in refusals(arguments.backends, device, size, agents).items()}
     fitting = [name for name in backends if not refused[ours(name)]]
     if not fitting:
         for name, why in refused.items():
             kept.not_run(case_of(size, agents, part="times", model=name), str(why))
-        return {}
+        return
     gate(fitting, device, size, agents)
     start = start_of(size, agents, device)
     makers: dict[str, Callable[[], Model]] = {
         name: partial(PublishedTorch, start, left) for name, left in published_steps(arguments.cure).items()
     }
     makers[TRITON] = partial(PublishedTriton, start)
-    makers |= {ours(name): partial(loaded, name, device, WORLDS, start) for name in backends}
+    makers |= {ours(name): partial(loaded, name, device, WORLDS, start) for name in arguments.backends or BACKENDS}
     lacks = TritonBackend.missing(device)
     refused[TRITON] = lacks and f"it needs {lacks}"
     models = {}
@@ -158,15 +134,10 @@ def measure_times(
     tell(f"timing {steps} steps of {len(models)} cases {arguments.trials} times")
     works = {name: partial(model.advance, steps) for name, model in models.items()}
     times = timed(works, device, arguments.trials, calls=1, warm_up=1, units=steps)
-    found: dict[str, tuple[Row, Work]] = {}
     for name, row in times.items():
         step = makers[name]()
         step.advance(3)  # the first sorts, and allocates
-        found[f"{name}, {size[0]}x{size[1]}, {agents}"] = (
-            kept.add(case_of(size, agents, part="times", model=name), **row),
-            partial(step.advance, 1),
-        )
-    return found
+        kept.add(case_of(size, agents, part="times", model=name), partial(step.advance, 1), **row)
 
 
 def tried(make: Callable[[], Model], device: torch.device, steps: int) -> Model | str:
@@ -301,8 +272,8 @@ def evidence(times: Figures) -> list[str]:
     )
     if CLAIMED_US[TRITON] < times[TRITON, True] / 3 and CLAIMED_US[PYTORCH] > 3 * alone:
         said.append(
-            "So the published time of Triton holds no drawing, while that of PyTorch holds more than its step: drawing on one side alone "
-            "would explain that, and fusion does not."
+            "So the published time of Triton holds no drawing, while that of PyTorch is too long for its step alone: the two times are not "
+            "of the same work."
         )
     said.append(
         "That was another GPU and host, and its scripts are not public: these figures can make an explanation likely, not prove it."
@@ -333,7 +304,7 @@ def measure_patterns(arguments: argparse.Namespace, fastest: str, kept: Results)
         trails[name] = model.trail()[0, 0].cpu()
         full = expected_mean(DEPOSIT, agents / trails[name].numel(), DECAY, steps)
         own = own_senses(model) if isinstance(model, PublishedTorch) else {}
-        kept.add(case_of(size, agents, part="patterns", model=name, steps=steps), **pattern_figures(trails[name], full), **own)
+        kept.add(case_of(size, agents, part="patterns", model=name, steps=steps), None, **pattern_figures(trails[name], full), **own)
     return trails
 
 

@@ -18,15 +18,28 @@ from typing import Any
 
 import numpy as np
 import torch
-from fits import FEWEST_POINTS, LARGEST_EXPONENT, MODELS, OPEN, SMALLEST_EXPONENT, Array, Fit, Interval, contains, fit_all, not_told_apart
-from harness import Results, Row, aligned, clock, listed, parser, positive, run, save_picture, tell, timed
+from fits import (
+    FEWEST_ABOVE,
+    FEWEST_POINTS,
+    LARGEST_EXPONENT,
+    MODELS,
+    OPEN,
+    SMALLEST_EXPONENT,
+    Array,
+    Fit,
+    Interval,
+    contains,
+    fit_all,
+    not_told_apart,
+)
+from harness import Results, Row, aligned, choice, clock, listed, parser, positive, read_results, run, save_picture, tell, timed
 from worlds import backend, case_of, developed, gate, loaded, runnable, too_large
 
 from physarum.backends import BACKENDS
 from physarum.backends.buffered_backend import SORT_EVERY, BufferedBackend
 from physarum.backends.memory import available_bytes
 from physarum.backends.torch_backend import TorchBackend
-from physarum.errors import UsageError, did_you_mean
+from physarum.errors import UsageError
 from physarum.model.world import World, as_worlds
 
 TRIALS = 15
@@ -69,7 +82,7 @@ class Sweep:
     points: tuple[Point, ...]
 
 
-SIDES = tuple(1 << power for power in range(6, 15))
+SIDES = tuple(sorted([*(1 << power for power in range(6, 15)), *(3 << power for power in range(5, 13))]))
 NAMES = ("published-steps", "published-side", "published-agents", "wide-side", "wide-agents", "wide-both")
 
 
@@ -97,37 +110,29 @@ def main() -> None:
     """Read the command line and run."""
     made = parser(__doc__, TRIALS)
     made.add_argument("--backends", type=listed(backend), help="such as triton,torch [triton, or torch where that cannot run]")
-    made.add_argument("--sweeps", type=listed(sweep_name), default=list(NAMES), help=f"some of {', '.join(NAMES)} [all]")
+    made.add_argument("--sweeps", type=listed(choice("sweep", NAMES)), default=list(NAMES), help=f"some of {', '.join(NAMES)} [all]")
     for what in ("side", "agents", "steps"):
         on_gpu, on_cpu = (LIMITS[device][what] for device in ("cuda", "cpu"))
         made.add_argument(f"--largest-{what}", type=positive, help=f"leave out points with more [{on_gpu}; on a CPU {on_cpu}]")
+    made.add_argument("--read", type=Path, metavar="FILE", help="measure nothing; fit the times in such a file once more")
     made.add_argument("--plot", type=Path, metavar="FILE", help="draw all sweeps, such as scaling.png")
     run(made, benchmark)
 
 
-def sweep_name(text: str) -> str:
-    """The name of a sweep, for argparse."""
-    if text not in NAMES:
-        raise argparse.ArgumentTypeError(f"there is no sweep {text!r}{did_you_mean(text, NAMES)}: choose from {', '.join(NAMES)}")
-    return text
-
-
 def benchmark(arguments: argparse.Namespace, kept: Results) -> None:
-    """Measure, fit, answer, print and draw."""
-    device = arguments.device
-    names = runnable(arguments.backends or ["torch" if BACKENDS["triton"].missing(device) else "triton"], device)
-    limits = {what: getattr(arguments, f"largest_{what}") or limit for what, limit in LIMITS[device.type].items()}
-    chosen = {name: sweep for name, sweep in sweeps(limits["side"]).items() if name in arguments.sweeps}
-    if all(beyond(point, limits) for sweep in chosen.values() for point in sweep.points):
-        raise UsageError(f"there is nothing to measure: every point of {', '.join(chosen)} is beyond the limits")
-    curves = []
-    passed: set[tuple[str, int, int]] = set()
-    for of, (name, sweep) in itertools.product(names, chosen.items()):
-        measure(name, sweep, of, arguments, limits, passed, kept)
+    """Measure, or read what was measured; fit, answer, print and draw."""
+    if arguments.read:
+        read = read_results(arguments.read)
+        kept.head = read.head
+        kept.rows += [row for row in read.rows if row["case"].keys() >= {"sweep", "backend", "steps"}]
+    else:
+        measure_all(arguments, kept)
     print(table(kept.rows))
-    for of, (name, sweep) in itertools.product(names, chosen.items()):
+    curves = []
+    for name, of in dict.fromkeys((row["case"]["sweep"], row["case"]["backend"]) for row in kept.rows):
         rows = [row for row in kept.measured() if row["case"]["sweep"] == name and row["case"]["backend"] == of]
-        curves.append(Curve({"sweep": name, "backend": of}, sweep.varied, *times(rows, sweep.varied)))
+        varied = sweeps(SIDES[-1])[name].varied
+        curves.append(Curve({"sweep": name, "backend": of}, varied, *times(rows, varied)))
     for residuals in ("absolute", "relative"):
         case = {"sweep": PUBLISHED, "residuals": residuals}
         seconds = np.array(PUBLISHED_SECONDS) * 1e6
@@ -141,6 +146,19 @@ def benchmark(arguments: argparse.Namespace, kept: Results) -> None:
             print(f"\n{', '.join(curve.case.values())}: {sentence}")
     if arguments.plot:
         draw(curves, arguments.plot)
+
+
+def measure_all(arguments: argparse.Namespace, kept: Results) -> None:
+    """Measure the sweeps that were asked for, with each backend."""
+    device = arguments.device
+    names = runnable(arguments.backends or ["torch" if BACKENDS["triton"].missing(device) else "triton"], device)
+    limits = {what: getattr(arguments, f"largest_{what}") or limit for what, limit in LIMITS[device.type].items()}
+    chosen = {name: sweep for name, sweep in sweeps(limits["side"]).items() if name in arguments.sweeps}
+    if all(beyond(point, limits) for sweep in chosen.values() for point in sweep.points):
+        raise UsageError(f"there is nothing to measure: every point of {', '.join(chosen)} is beyond the limits")
+    passed: set[tuple[str, int, int]] = set()
+    for of, (name, sweep) in itertools.product(names, chosen.items()):
+        measure(name, sweep, of, arguments, limits, passed, kept)
 
 
 def beyond(point: Point, limits: Mapping[str, int]) -> str | None:
@@ -328,7 +346,10 @@ def which_exponent(curve: Curve) -> str:
         return f"Is the exponent {PUBLISHED_EXPONENT}? There is none to be seen: {preferred(curve)}."
     fits = sorted((curve.fits["power"], curve.fits["larger"]), key=lambda fit: fit.aicc)
     inside = [[value for value in (1, PUBLISHED_EXPONENT, 2) if contains(fit.b_interval or OPEN, value)] for fit in fits]
+    above = int((curve.x > (fits[0].crossing or np.inf)).sum())
     verdict = "no" if PUBLISHED_EXPONENT not in inside[0] else "it may be" if len(inside[0]) == 1 else "the data do not tell"
+    if above < FEWEST_ABOVE:
+        verdict = f"the data do not tell, since what grows is the larger part in {above} points alone"
     said = (
         f"in {MODELS[fit.model].formula} b is {fit.b:.3f}, 95 % {ends(fit.b_interval or OPEN)}, "
         f"which holds {', '.join(map(str, values)) or f'none of 1, {PUBLISHED_EXPONENT} and 2'}"

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from harness import listed, positive, size, tell
+from harness import choice, listed, positive, size, tell
 
 from physarum.backends import BACKENDS
 from physarum.backends.memory import check_memory
 from physarum.backends.torch_backend import TorchBackend
-from physarum.errors import RunError, UsageError, did_you_mean
+from physarum.errors import RunError, UsageError
 from physarum.model.params import Params
 from physarum.model.start import random_start
 from physarum.model.state import State
@@ -29,11 +29,7 @@ BYTES_AN_AGENT = 2 * (4 + 4 + 2) + 4
 BYTES_A_CELL = 2 * 4 + 2 * 4 + 4
 
 
-def backend(text: str) -> str:
-    """The name of a backend, for argparse."""
-    if text not in BACKENDS:
-        raise argparse.ArgumentTypeError(f"there is no backend {text!r}{did_you_mean(text, BACKENDS)}: choose from {', '.join(BACKENDS)}")
-    return text
+backend = choice("backend", BACKENDS)  # for argparse
 
 
 def add_world_options(made: argparse.ArgumentParser, sizes: str, agents: str) -> None:
@@ -85,6 +81,12 @@ def runnable(asked: Sequence[str] | None, device: torch.device) -> list[str]:
     return [name for name, lacks in lacking.items() if not lacks]
 
 
+def refusals(asked: Sequence[str] | None, device: torch.device, size: tuple[int, int], agents: int) -> dict[str, str | None]:
+    """Of the backends asked for, or of all, why each cannot be measured in a world; None where it can."""
+    lacking = {name: BACKENDS[name].missing(device) for name in asked or BACKENDS}
+    return {name: f"it needs {lacks}" if lacks else too_large(name, device, size, agents) for name, lacks in lacking.items()}
+
+
 def too_large(name: str, device: torch.device, size: tuple[int, int], agents: int) -> str | None:
     """Why a world does not fit a backend's memory there, or None where it does."""
     try:
@@ -101,34 +103,48 @@ def loaded(name: str, device: torch.device, worlds: tuple[World, ...], state: St
     return made
 
 
-def gate(backends: Sequence[str], device: torch.device, size: tuple[int, int], agents: int) -> None:
+def gate(backends: Sequence[str], device: torch.device, size: tuple[int, int], agents: int) -> State:
     """See that all backends reach the same bits from one start: those of the eager model with its agents in the reverse order.
 
     Where the eager model does not fit, the first of the backends takes its place; so even a backend alone has something to agree with.
+
+    Returns:
+        The state that they agree on.
 
     Raises:
         RunError: They do not: no figures.
     """
     fitting = [name for name in ("torch", *backends) if not too_large(name, device, size, agents)]
-    params = replace(GATE_PARAMS, sensor_distance=min(GATE_PARAMS.sensor_distance, min(size) - 2))
-    worlds = as_worlds(World((params,), seed=3))
-    start = random_start(worlds, size, agents, device=device)
-    reversed_start = replace(start, **{name: getattr(start, name).flip(-1) for name in ("x", "y", "heading", "id")})
-    reference = _advanced(fitting[0], device, worlds, reversed_start)
+    worlds, start = gate_start(size, agents, device)
+    backwards = replace(start, **{name: getattr(start, name).flip(-1) for name in ("x", "y", "heading", "id")})
+    reference = after_gate_steps(fitting[0], device, worlds, backwards)
     for name in backends:
-        state = _advanced(name, device, worlds, start)
-        differing = sum(int((a != b).sum()) for a, b in zip(state.tensors().values(), reference.tensors().values(), strict=True))
+        differing = values_differing(after_gate_steps(name, device, worlds, start), reference)
         tell(f"gate: {name} differs from {fitting[0]}, agents in reverse order, in {differing} values after {GATE_STEPS} steps")
         if differing:
             raise RunError(f"no figures: {name} differs from {fitting[0]} in {differing} values after {GATE_STEPS} steps")
+    return reference
 
 
-def _advanced(name: str, device: torch.device, worlds: tuple[World, ...], start: State) -> State:
+def gate_start(size: tuple[int, int], agents: int, device: torch.device) -> tuple[tuple[World, ...], State]:
+    """The world of the gate, and where it starts."""
+    params = replace(GATE_PARAMS, sensor_distance=min(GATE_PARAMS.sensor_distance, min(size) - 2))
+    worlds = as_worlds(World((params,), seed=3))
+    return worlds, random_start(worlds, size, agents, device=device)
+
+
+def after_gate_steps(name: str, device: torch.device, worlds: tuple[World, ...], start: State) -> State:
+    """Where a backend stands at the end of the gate."""
     made = loaded(name, device, worlds, start)
     made.advance(GATE_STEPS)
     state = made.state()
     made.close()
     return state
+
+
+def values_differing(a: State, b: State) -> int:
+    """In how many values two states differ."""
+    return sum(int((one != other).sum()) for one, other in zip(a.tensors().values(), b.tensors().values(), strict=True))
 
 
 def developed(name: str, device: torch.device, size: tuple[int, int], agents: int, steps: int = DEVELOPING_STEPS) -> State:

@@ -21,7 +21,7 @@ def benchmark(name: str, *words: str) -> subprocess.CompletedProcess[str]:
     ("name", "words", "figure"),
     [
         ("compare_backends.py", ["--backends", "torch", "--steps", "2"], "agent_steps_per_s"),
-        ("cold_start.py", ["--backends", "torch"], "first_s"),
+        ("cold_start.py", ["--backends", "torch"], "later_us"),
         ("clock.py", ["--backend", "torch", "--steps", "2"], "returned_us"),
     ],
 )

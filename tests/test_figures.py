@@ -71,7 +71,6 @@ def test_results_name_their_machine_and_commit_and_hold_measurements(path: Path)
         for times in (row.get("wall_us"), row.get("events_us")):
             assert times is None or times["p10"] < times["p90"]
         assert row.get("host_launches") is None or row["host_launches"] > 0
-        assert "size" not in row["case"] or "backend" not in row["case"] or "x" in row["case"]["size"]
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.splitlines()[0])

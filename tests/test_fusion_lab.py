@@ -228,7 +228,8 @@ def test_what_has_no_value_must_have_none() -> None:
 def test_what_does_not_fit_is_marked(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ladder, "available_bytes", lambda device: 100)
     kept = Results({}, [])
-    assert module.measure(TOY, kept) == []
+    module.measure(TOY, kept)
+    assert not kept.works
     assert kept.rows
     assert {row["status"] for row in kept.rows} == {"not run"}
     assert any("and 0.0 GB are free" in row["why"] for row in kept.rows)
@@ -252,7 +253,7 @@ def test_a_report_shows_figures_kernels_and_reasons() -> None:
     kept = Results({}, [])
     case = {"operator": "matmul", "size": 128, "precision": "float16"}
     times = {"wall_us": {"median": 9.87}, "events_us": {"median": 4.567}}
-    kept.add(case, **times, operations_a_second=2e12, share_of_best=0.5, kernels=["k" * 80, "split"], special={"RCP": 2})
+    kept.add(case, **times, flop_per_s=2e12, share_of_best=0.5, kernels=["k" * 80, "split"], special={"RCP": 2})
     for size in range(8):
         kept.not_run({**case, "size": size}, "it needs more")
     header, row, reason, *_ = fusion_lab.report("matmul", kept.rows).splitlines()

@@ -189,7 +189,7 @@ def test_launches_are_recorded_and_not_done(few: None) -> None:
 
 def test_without_a_gpu_it_compiles_and_says_what_was_not_run(few: None, capsys: pytest.CaptureFixture[str]) -> None:
     kept = Results({}, [])
-    report.report_offline(kept, "9.0", [(400, 400), (64, 64)], "they need an NVIDIA GPU")
+    report.report_offline(kept, "9.0", [((400, 400), 5000), ((64, 64), 4096)], "they need an NVIDIA GPU")
     said = capsys.readouterr().out
     measured, others = kept.measured(), [row for row in kept.rows if row["status"] == "not run"]
     assert len(measured) == 12
@@ -215,7 +215,7 @@ def test_without_a_gpu_it_compiles_and_says_what_was_not_run(few: None, capsys: 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--sizes", "64"], "--sizes"),
+        (["--size", "64"], "--size"),
         (["--capability", "7.5"], "the compute capability '7.5' is not known"),
         (["--nvtx"], "the backend triton needs an NVIDIA GPU"),
         (["--nvtx", "--capability", "9.0"], "--nvtx measures nothing"),
@@ -382,7 +382,6 @@ def interpreted(path: Path) -> None:
     report.AGENTS, report.STRIPS, report.BANDS, report.WARPS = (32,), (), (8,), (8,)
     worlds_module.GATE_STEPS = report.GATE_STEPS = report.ENQUEUED = 2
     report.developed = partial(report.developed, steps=2)
-    report.FEWER_AGENTS = {(16, 12): 60}
     report.copy_bandwidth = report.arithmetic_rate = lambda device: 1e12
     report.runnable = lambda *_: None
     report.repeated = lambda launch: launch
@@ -390,7 +389,7 @@ def interpreted(path: Path) -> None:
     report.Launch.compiled = lambda launch: None
     report.code_of = lambda *_: CODE
     torch.cuda.empty_cache = lambda: None
-    arguments = Namespace(device=torch.device("cpu"), sizes=[(16, 12)], trials=3)
+    arguments = Namespace(device=torch.device("cpu"), size=[(16, 12)], agents=[60], trials=3)
     kept = Results({"benchmark": "x", "machine": {"capability": "9.0", "multiprocessors": 132, "l2_bytes": 10**8}}, [])
     report.report_measured(arguments, kept)
     path.write_text("".join(json.dumps(line) + "\n" for line in (kept.head, *kept.rows)))

@@ -69,7 +69,7 @@ class Counters:
         occupancy: Warps that were there.
         sectors_a_load: Of 32 bytes, that an instruction which loads from global memory asks for.
         excess: Share of the sectors asked of L2 that would be spared if lanes beside each other reached bytes beside each other, 0 to 1.
-        stalls: What warps waited for, in words, the longest first, and how many waited on average when an instruction was issued.
+        stalls: What warps waited for, in words, the longest first, and cycles of warps for an instruction issued.
     """
 
     dram: float

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from harness import Results, Row, Work
+from harness import Results
 from torch import Tensor
 
 from lab.ladder import OPTIONS, Implementation, climb, lacking_compile, lacking_triton, normal, run_compiled, worst_error
@@ -127,11 +127,9 @@ def with_extremes(side: int, device: torch.device) -> Tensor:
     return data
 
 
-def measure(settings: Settings, kept: Results) -> list[tuple[Row, Work]]:
+def measure(settings: Settings, kept: Results) -> None:
     """Measure GELU; see `lab.ladder.climb`."""
-    rows = []
     for side in SIDES[settings.scale]:
         case = {"operator": "gelu", "size": f"{side}x{side}", "type": "float32"}
         make = functools.partial(with_extremes, side, settings.device)
-        rows += climb(settings, kept, case, IMPLEMENTATIONS, make, 4 * side * side, error, BOUND)
-    return rows
+        climb(settings, kept, case, IMPLEMENTATIONS, make, 4 * side * side, error, BOUND)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from harness import Results, Row, Work, median_us, tell, timed
+from harness import Results, median_us, tell, timed
 from torch import Tensor
 
 from lab.settings import Settings
@@ -127,7 +127,7 @@ def climb(
     bytes_of_input: int,
     error: Callable[[Tensor, Tensor], float],
     bound: float,
-) -> list[tuple[Row, Work]]:
+) -> None:
     """Gate and time all implementations on one tensor, which each must read once and write once.
 
     Args:
@@ -139,9 +139,6 @@ def climb(
         bytes_of_input: Its size.
         error: See `check`.
         bound: See `check`.
-
-    Returns:
-        Rows and works whose launches are to be counted.
 
     Raises:
         RunError: An implementation is wrong.
@@ -155,17 +152,17 @@ def climb(
             kept.not_run({**case, "implementation": name}, why)
     functions = {name: one.function for name, one in implementations.items() if not lacks[name]}
     if not functions:
-        return []
+        return
     data = make()
     errors = {name: check(f"{said}, {name}", function(data), data, error, bound) for name, function in functions.items()}
     works = {name: functools.partial(function, data) for name, function in functions.items()}
     moved = 2 * bytes_of_input
-    rows: list[tuple[Row, Work]] = []
     for cold in caches(settings.device, bytes_of_input):
         for name, figures in timed(works, settings.device, settings.trials, cold=cold).items():
             rate = moved / (median_us(figures) * 1e-6)
-            row = kept.add(
+            kept.add(
                 {**case, "implementation": name, "l2": figures["l2"]},
+                works[name],
                 **figures,
                 bytes=moved,
                 bytes_per_s=rate,
@@ -173,5 +170,3 @@ def climb(
                 error=errors[name],
                 error_bound=bound,
             )
-            rows.append((row, works[name]))
-    return rows

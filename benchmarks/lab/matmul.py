@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from harness import Results, Row, Work, median_us, tell, timed
+from harness import Results, Row, median_us, tell, timed
 from torch import Tensor
 
 from lab.ladder import lacking_memory, normal
@@ -71,20 +71,17 @@ def lacking(settings: Settings, precision: Precision, size: int) -> str | None:
     return lacking_memory(settings, (3 * (4 + 2 + 2) + 8) * size**2)
 
 
-def measure(settings: Settings, kept: Results) -> list[tuple[Row, Work]]:
+def measure(settings: Settings, kept: Results) -> None:
     """Measure products.
 
     Args:
         settings: Where and how large.
         kept: Where the rows go.
 
-    Returns:
-        Rows and works whose launches are to be counted.
-
     Raises:
         RunError: A product is wrong.
     """
-    rows: list[tuple[Row, Work]] = []
+    rows: list[Row] = []
     for size in SIZES[settings.scale]:
         tell(f"matmul, {size}")
         works: dict[str, Callable[[], Tensor]] = {}
@@ -101,12 +98,10 @@ def measure(settings: Settings, kept: Results) -> list[tuple[Row, Work]]:
                 raise RunError(f"no figures: the product of {size} in {name} is wrong by {errors[name]:.3g} units of rounding")
         for name, figures in timed(works, settings.device, settings.trials).items():
             rate = 2 * size**3 / (median_us(figures) * 1e-6)
-            row = kept.add(case_of(name, size), **figures, operations_a_second=rate, error=errors[name], error_bound=BOUND)
-            rows.append((row, works[name]))
-    for row, _ in rows:
-        of_its_kind = [one["operations_a_second"] for one, _ in rows if one["case"]["precision"] == row["case"]["precision"]]
-        row["share_of_best"] = row["operations_a_second"] / max(of_its_kind)
-    return rows
+            rows.append(kept.add(case_of(name, size), works[name], **figures, flop_per_s=rate, error=errors[name], error_bound=BOUND))
+    for row in rows:
+        of_its_kind = [one["flop_per_s"] for one in rows if one["case"]["precision"] == row["case"]["precision"]]
+        row["share_of_best"] = row["flop_per_s"] / max(of_its_kind)
 
 
 def case_of(precision: str, size: int) -> Row:

@@ -7,9 +7,10 @@ import copy
 import functools
 import itertools
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
-from harness import Results, Row, Work, median_us, tell, timed
+from harness import Results, Work, median_us, tell, timed
 from torch import Tensor, nn
 
 from lab.ladder import compiled, lacking_compile, lacking_memory, normal
@@ -97,52 +98,57 @@ def lacking(settings: Settings, shape: Shape) -> str | None:
     return lacking_memory(settings, (2 * 4 + 8) * (2 * weights + 2 * activations))
 
 
-def measure(settings: Settings, kept: Results) -> list[tuple[Row, Work]]:
-    """Measure perceptrons.
+def measure(settings: Settings, kept: Results) -> None:
+    """Measure perceptrons, all of them in turns.
 
     Args:
         settings: Where and how large.
         kept: Where the rows go.
 
-    Returns:
-        Rows and works whose launches are to be counted.
-
     Raises:
         RunError: A gradient is wrong.
     """
-    return [row for shape in SHAPES[settings.scale] for row in measure_shape(settings, kept, shape)]
+    works: dict[str, Work] = {}
+    rows: dict[str, tuple[Shape, str, float]] = {}
+    for shape in SHAPES[settings.scale]:
+        tell(f"mlp, {', '.join(f'{name} {value}' for name, value in asdict(shape).items())}")
+        for name, (work, wrong) in checked(settings, kept, shape).items():
+            works[f"{name}, {shape}"] = work
+            rows[f"{name}, {shape}"] = (shape, name, wrong)
+    for key, figures in timed(works, settings.device, settings.trials).items():
+        shape, name, wrong = rows[key]
+        # Each layer multiplies three times, but the first, to whose input nothing goes back.
+        operations = 2 * shape.batch * shape.width**2 * (3 * shape.depth - 1) * shape.steps
+        rate = operations / (median_us(figures) * 1e-6)
+        kept.add(case_of(shape, name), works[key], **figures, flop_per_s=rate, error=wrong, error_bound=BOUND)
 
 
-def measure_shape(settings: Settings, kept: Results, shape: Shape) -> list[tuple[Row, Work]]:
-    """Measure one; see `measure`."""
-    case = {"operator": "mlp", **asdict(shape)}
-    tell(", ".join(f"{name} {value}" if name != "operator" else str(value) for name, value in case.items()))
+def case_of(shape: Shape, name: str) -> dict[str, Any]:
+    """What tells a row from others."""
+    return {"operator": "mlp", **asdict(shape), "implementation": name}
+
+
+def checked(settings: Settings, kept: Results, shape: Shape) -> dict[str, tuple[Work, float]]:
+    """What to time of a shape, by implementation, with the error of its gradients; what cannot be measured is kept as a row."""
     too_large = lacking(settings, shape)
     lacks = {"eager": too_large, "compiled": too_large or lacking_compile(settings)}
     for name, why in lacks.items():
         if why:
-            kept.not_run({**case, "implementation": name}, why)
+            kept.not_run(case_of(shape, name), why)
     if too_large:
-        return []
+        return {}
     model = Perceptron(shape.depth, shape.width, settings.device)
     x = normal((shape.batch, shape.width), settings.device)
     precise = copy.deepcopy(model).to(torch.float64)
     train(precise, functools.partial(precise, x.to(torch.float64)), 1)
     exact = gradients(precise)
-    works: dict[str, Work] = {}
-    errors = {}
+    found: dict[str, tuple[Work, float]] = {}
     for name in (name for name, why in lacks.items() if not why):
         loss = functools.partial(compiled(model) if name == "compiled" else model, x)
-        works[name] = functools.partial(train, model, loss, shape.steps)
-        works[name]()
-        errors[name] = error(gradients(model), exact)
-        if not errors[name] <= BOUND:
-            raise RunError(f"no figures: {case} {name} is wrong by {errors[name]:.3g} units of rounding, where {BOUND:g} are allowed")
-    rows = []
-    for name, figures in timed(works, settings.device, settings.trials).items():
-        # Each layer multiplies three times, but the first, to whose input nothing goes back.
-        operations = 2 * shape.batch * shape.width**2 * (3 * shape.depth - 1) * shape.steps
-        rate = operations / (median_us(figures) * 1e-6)
-        row = kept.add({**case, "implementation": name}, **figures, operations_a_second=rate, error=errors[name], error_bound=BOUND)
-        rows.append((row, works[name]))
-    return rows
+        work = functools.partial(train, model, loss, shape.steps)
+        work()
+        wrong = error(gradients(model), exact)
+        if not wrong <= BOUND:
+            raise RunError(f"no figures: {shape}, {name} is wrong by {wrong:.3g} units of rounding, where {BOUND:g} are allowed")
+        found[name] = (work, wrong)
+    return found

@@ -6,7 +6,7 @@ import math
 import torch
 import triton
 import triton.language as tl
-from harness import Results, Row, Work
+from harness import Results
 from torch import Tensor
 
 from lab.ladder import OPTIONS, Implementation, climb, lacking_compile, lacking_triton, normal, run_compiled, worst_error
@@ -60,11 +60,9 @@ def with_extremes(size: int, device: torch.device) -> Tensor:
     return data
 
 
-def measure(settings: Settings, kept: Results) -> list[tuple[Row, Work]]:
+def measure(settings: Settings, kept: Results) -> None:
     """Measure ReLU; see `lab.ladder.climb`."""
-    rows = []
     for size in BYTES[settings.scale]:
         case = {"operator": "relu", "input_bytes": size}
         make = functools.partial(with_extremes, size, settings.device)
-        rows += climb(settings, kept, case, IMPLEMENTATIONS, make, size, error, BOUND)
-    return rows
+        climb(settings, kept, case, IMPLEMENTATIONS, make, size, error, BOUND)

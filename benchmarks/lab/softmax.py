@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import triton
 import triton.language as tl
-from harness import Results, Row, Work
+from harness import Results
 from torch import Tensor
 
 from lab.ladder import OPTIONS, Implementation, check, climb, lacking_compile, lacking_triton, normal, run_compiled, worst_error
@@ -155,14 +155,12 @@ def check_widths(device: torch.device, functions: dict[str, Callable[[Tensor], T
                 check(f"softmax of {width} columns, {dtype}, {name}", function(data), data, error, BOUNDS[dtype])
 
 
-def measure(settings: Settings, kept: Results) -> list[tuple[Row, Work]]:
+def measure(settings: Settings, kept: Results) -> None:
     """Measure softmax; see `lab.ladder.climb`. What is compiled for one shape alone is checked at the shapes that are timed."""
     at_any_width = {name: one for name, one in IMPLEMENTATIONS.items() if name != "compiled"}
     check_widths(settings.device, {name: one.function for name, one in at_any_width.items() if not one.missing(settings)})
-    rows = []
     for type_name, dtype in TYPES.items():
         for shape in SHAPES[settings.scale]:
             case = {"operator": "softmax", "size": "x".join(map(str, shape)), "type": type_name}
             make = functools.partial(with_extremes, *shape, settings.device, dtype)
-            rows += climb(settings, kept, case, IMPLEMENTATIONS, make, math.prod(shape) * dtype.itemsize, error, BOUNDS[dtype])
-    return rows
+            climb(settings, kept, case, IMPLEMENTATIONS, make, math.prod(shape) * dtype.itemsize, error, BOUNDS[dtype])

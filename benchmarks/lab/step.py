@@ -8,8 +8,6 @@ which agents turn by a coin, is measured beside one with binary angles. What the
 import inspect
 import math
 import re
-import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
@@ -22,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 import worlds
-from harness import Results, Row, Work, median_us, tell, timed
+from harness import Results, Row, median_us, tell, timed
 from torch import Tensor
 from triton.language.extra import libdevice
 
@@ -291,15 +289,12 @@ MOTORS = {
 }
 
 
-def measure(settings: Settings, kept: Results) -> list[tuple[Row, Work]]:
+def measure(settings: Settings, kept: Results) -> None:
     """Measure all of it.
 
     Args:
         settings: Where and how large.
         kept: Where the rows go. Without a GPU those of machine code have figures, and the others the reason why they have none.
-
-    Returns:
-        Rows with times, and the works whose launches they lack.
 
     Raises:
         RunError: Bits differ where none may: from the eager model, or between the backend and its own kernels loaded again.
@@ -310,13 +305,14 @@ def measure(settings: Settings, kept: Results) -> list[tuple[Row, Work]]:
     if lacks:
         for row in cases_on_a_gpu(size):
             kept.not_run(row, lacks)
-        return []
+        return
     tell("step: the gate, then which bits differ")
     worlds.gate(["triton"], device, size, math.prod(size))
     measure_directions(device, kept)
     backends, start = measure_differing(device, size, kept)
     tell("step: times")
-    return [*time_step(settings, backends, start, kept), *time_motors(settings, size, kept)]
+    time_step(settings, backends, start, kept)
+    time_motors(settings, size, kept)
 
 
 def lacking(device: torch.device, size: tuple[int, int]) -> str | None:
@@ -355,7 +351,7 @@ def measure_machine_code(device: torch.device, kept: Results) -> None:
     for name, kernel in [*product(VARIANTS, ["sense+motor"]), *fields, *product(MOTORS, ["motor"])]:
         row = case("machine code", name, kernel=kernel, capability=capability)
         try:
-            kept.add(row, **machine_code(name, kernel, capability))
+            kept.add(row, None, **machine_code(name, kernel, capability))
         except UsageError as error:
             kept.not_run(row, str(error))
 
@@ -383,15 +379,7 @@ def machine_code(name: str, kernel: str, capability: str) -> Row:
     with resources.compiling_for(capability):
         source = Motor(MOTORS[name], SIZES["toy"], "meta") if kernel == "motor" else Compiler(VARIANTS[name], kernel)
         code = source.compiled()
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(code.asm["cubin"])
-        file.flush()
-        try:
-            command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", "--dump-sass", file.name]
-            dump = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-            why = " ".join(str(getattr(error, "stderr", None) or error).split())
-            raise UsageError(f"the machine code cannot be read: {why}") from error
+    dump = resources.disassembled(code, capability)
     taken = {word: int(number) for word, number in re.findall(r"\b(REG|STACK):(\d+)", dump)}
     # A line is /*0120*/ [@predicate] NAME.KIND operands; NOPs behind the end fill it up to a multiple of 128 bytes.
     instructions = [found for found in re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([\w.]+)", dump, re.MULTILINE) if found != "NOP"]
@@ -455,7 +443,7 @@ def differing(a: State, b: State) -> tuple[int, int]:
     return int(agents.sum()), int((a.trail != b.trail).sum())
 
 
-def time_step(settings: Settings, backends: Mapping[str, VariantBackend], start: State, kept: Results) -> list[tuple[Row, Work]]:
+def time_step(settings: Settings, backends: Mapping[str, VariantBackend], start: State, kept: Results) -> None:
     """Time sense + motor alone, for all variants on the same agents, just sorted; and whole steps, a sort in each trial."""
     agents, cells = start.x.numel(), start.trail.numel()
     sorting = VariantBackend(settings.device, VARIANTS[PLAIN])
@@ -468,29 +456,24 @@ def time_step(settings: Settings, backends: Mapping[str, VariantBackend], start:
         ("sense+motor", alone, None, worlds.BYTES_AN_AGENT * agents + BYTES_SENSED_A_CELL * cells),
         ("whole step", whole, SORT_EVERY, worlds.bytes_a_step(agents, cells)),
     )
-    rows: list[tuple[Row, Work]] = []
     for part, works, calls, moved in parts:
         for name, figures in timed(works, settings.device, settings.trials, calls).items():
-            row = kept.add(case(part, name, start.size), **figures, **throughput(moved, figures, settings))
-            rows.append((row, works[name]))
-    return rows
+            kept.add(case(part, name, start.size), works[name], **figures, **throughput(moved, figures, settings))
 
 
-def time_motors(settings: Settings, size: tuple[int, int], kept: Results) -> list[tuple[Row, Work]]:
+def time_motors(settings: Settings, size: tuple[int, int], kept: Results) -> None:
     """Time the motors, and see how long their directions are after `TURNS` steps."""
-    rows: list[tuple[Row, Work]] = []
     for steps in STEPS_A_LAUNCH:
         motors = {name: Motor(factor, size, settings.device) for name, factor in MOTORS.items()}
         works = {name: partial(motor.advance, steps=steps) for name, motor in motors.items()}
         for name, figures in timed(works, settings.device, settings.trials).items():
-            row = kept.add(case("motor", name, size, steps_a_launch=steps), **figures, **throughput(motors[name].bytes, figures, settings))
-            rows.append((row, works[name]))
+            rates = throughput(motors[name].bytes, figures, settings)
+            kept.add(case("motor", name, size, steps_a_launch=steps), works[name], **figures, **rates)
     for name, factor in MOTORS.items():
         motor = Motor(factor, size, settings.device)
         for step in range(TURNS):
             motor.advance(step)
         kept.add(case("length of directions", name, size, steps=TURNS), greatest_error=motor.length_error())
-    return rows
 
 
 def throughput(moved: int, figures: Row, settings: Settings) -> Row:

@@ -229,8 +229,12 @@ def _compile(variant: Variant, capability: str) -> dict[str, Any]:
     return backend.kernels
 
 
-def read(compiled: Compiled) -> Resources:
-    """What a kernel takes, from its machine code.
+def disassembled(code: Any, capability: str) -> str:
+    """What a kernel takes and its instructions, as NVIDIA's cuobjdump writes them.
+
+    Args:
+        code: Triton's CompiledKernel.
+        capability: That it was compiled for.
 
     Raises:
         UsageError: The tool that comes with Triton is missing, or does not know this capability.
@@ -239,12 +243,17 @@ def read(compiled: Compiled) -> Resources:
 
     try:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(compiled.code.asm["cubin"])
+            file.write(code.asm["cubin"])
             file.flush()
             command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", "--dump-sass", file.name]
-            dump = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-        raise UsageError(_sentence("read", compiled.capability, getattr(error, "stderr", None) or error)) from error
+        raise UsageError(_sentence("read", capability, getattr(error, "stderr", None) or error)) from error
+
+
+def read(compiled: Compiled) -> Resources:
+    """What a kernel takes, from its machine code; UsageError where that cannot be read."""
+    dump = disassembled(compiled.code, compiled.capability)
     taken = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", dump)}
     shared = compiled.code.metadata.shared  # asked for at launch, so that the machine code does not have it
     return Resources(
