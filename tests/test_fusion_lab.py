@@ -71,22 +71,6 @@ def test_a_toy_run_is_whole(tmp_path: Path) -> None:
         assert drawn.size[0] > 800
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--cases", "gelu,sofmax"], "there is no case 'sofmax' (did you mean softmax?)"),
-        (["--plot", "a.foo"], "its suffix must be one of"),
-        (["--plot", "no/folder/a.png"], "its folder does not exist"),
-    ],
-)
-def test_what_cannot_be_is_refused(words: list[str], said: str) -> None:
-    done = lab(*words)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-
-
 INTERPRETED = """
 import json
 import torch

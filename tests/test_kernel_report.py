@@ -212,22 +212,6 @@ def test_without_a_gpu_it_compiles_and_says_what_was_not_run(few: None, capsys: 
     assert "no times: they need an NVIDIA GPU" in said
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--size", "64"], "--size"),
-        (["--capability", "7.5"], "the compute capability '7.5' is not known"),
-        (["--nvtx"], "the backend triton needs an NVIDIA GPU"),
-        (["--nvtx", "--capability", "9.0"], "--nvtx measures nothing"),
-    ],
-)
-def test_what_cannot_be_is_refused(words: list[str], said: str) -> None:
-    done = subprocess.run([sys.executable, SCRIPT, *words, "--device", "cpu"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 # Nsight Compute
 
 NUMBERS = {

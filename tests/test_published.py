@@ -248,23 +248,6 @@ def test_the_script_measures_draws_and_keeps(tmp_path: Path) -> None:
         assert len(picture.convert("RGB").getcolors(1 << 20)) > 50, "patterns in colour"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--cure", "seem"], "there is no defect 'seem' (did you mean seam?)"),
-        (["--parts", "time"], "there is no part 'time' (did you mean times?)"),
-        (["--size", "64x48,32x32", "--agents", "1,2,3"], "--agents has 3 numbers for 2 sizes"),
-        (["--backends", "triton"], "the backend triton needs an NVIDIA GPU"),
-        (["--picture", "/no/folder/a.png"], "its folder does not exist"),
-    ],
-)
-def test_what_cannot_be_is_refused(words: list[str], said: str) -> None:
-    done = script("--device", "cpu", *words)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def script(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "benchmarks" / "published.py"), *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -241,30 +241,6 @@ def test_no_figures_without_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not kept.measured()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--sweeps", "wide-sides"], "there is no sweep 'wide-sides' (did you mean wide-side?)"),
-        (["--backends", "tritn"], "there is no backend 'tritn'"),
-        (["--backends", "triton", "--device", "cpu"], "the backend triton needs an NVIDIA GPU"),
-        (["--largest-side", "0"], "0 is no whole number of 1 or more"),
-        (["--largest-side", "49"], "there is nothing to measure"),
-        (["--trials", "2"], "--trials: 2"),
-        (["--plot", "a.foo"], "a.foo cannot be drawn: its suffix must be one of"),
-        (["--plot", "no/folder/a.png"], "its folder does not exist"),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["scaling.py", "--device", "cpu", *words])
-    with pytest.raises(SystemExit) as ended:
-        scaling.main()
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
-
-
 def test_the_script_runs(tmp_path: Path) -> None:
     script = Path(scaling.__file__)
     words = ["--device", "cpu", "--trials", "3", "--sweeps", "wide-both", "--largest-side", "64", "--json", tmp_path / "a.jsonl"]
