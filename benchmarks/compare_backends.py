@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from cold_start import in_new_processes
 from harness import Results, Row, Work, aligned, at_least, copy_bandwidth, listed, parser, positive, run, save_picture, tell, timed
-from worlds import add_world_options, backend, bytes_a_step, case_of, chosen_worlds, developed, gate, loaded, refusals, runnable
+from worlds import PATTERN, add_world_options, backend, bytes_a_step, case_of, chosen_worlds, developed, gate, loaded, refusals, runnable
 
 from physarum.model.state import State
-from physarum.model.world import World, as_worlds
 
 COLUMNS = ["backend", "us a step", "p10", "p90", "p99", "mean", "M agent-steps/s", "speed-up", "launches", "operations"]
 COLUMNS += ["GB/s", "of the roof", "peak MB", "cold start, s"]
@@ -95,7 +94,7 @@ def cold_starts(name: str, arguments: argparse.Namespace, world_size: tuple[int,
 
 def time_steps(backends: list[str], device: torch.device, state: State, steps: int, trials: int) -> dict[str, Row]:
     """Microseconds a step, the backends taking turns."""
-    running = {name: loaded(name, device, as_worlds(World(seed=1)), state) for name in backends}
+    running = {name: loaded(name, device, PATTERN, state) for name in backends}
     works = {name: lambda made=made: made.advance(steps) for name, made in running.items()}
     tell(f"timing {steps} steps {trials} times")
     found = timed(works, device, trials, calls=1, warm_up=1, units=steps)
@@ -106,7 +105,7 @@ def time_steps(backends: list[str], device: torch.device, state: State, steps: i
 
 def one_step(name: str, device: torch.device, state: State) -> Work:
     """A step that neither sorts nor compiles."""
-    made = loaded(name, device, as_worlds(World(seed=1)), state)
+    made = loaded(name, device, PATTERN, state)
     made.advance(3)
     return lambda: made.advance(1)
 

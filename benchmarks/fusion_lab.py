@@ -115,10 +115,11 @@ def case_name(row: Row) -> str:
 
 
 def kernel(row: Row) -> str:
-    """The first kernel that a row launched, shortened, and how many more there were."""
-    first, *more = row.get("kernels") or [""]
+    """The first kernel that a row launched, shortened, and how many more launches of kernels there were."""
+    kernels = row.get("kernels") or {"": 1}
+    first, more = next(iter(kernels)), sum(kernels.values()) - 1
     short = first if len(first) <= LONGEST_NAME else first[: LONGEST_NAME - 1] + "…"
-    return f"{short} + {len(more)}" if more else short
+    return f"{short} + {more}" if more else short
 
 
 def number(figure: float | None, unit: float = 1) -> str:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -399,7 +400,7 @@ def counted(works: Mapping[str, Work], device: torch.device) -> dict[str, Row]:
 
     Returns:
         By name: `host_launches`, `device_operations` (kernels, copies, sets), `operators` that PyTorch dispatched, `device_us`, the sum of
-        the operations, and the names of the `kernels` in order. Without a GPU the operators alone; the others are None.
+        the operations, and how often each of the `kernels` ran, by name. Without a GPU the operators alone; the others are None.
 
     Raises:
         RunError: The profiler lost records, or saw no launch where there must be one.
@@ -428,7 +429,7 @@ def counted(works: Mapping[str, Work], device: torch.device) -> dict[str, Row]:
             "device_operations": whole.device_operations if on_gpu else None,
             "operators": whole.operators,
             "device_us": round(whole.device_time, 3) if on_gpu else None,
-            "kernels": [kernels[number] for number in inside if number in kernels] if on_gpu else None,
+            "kernels": dict(Counter(kernels[number] for number in inside if number in kernels)) if on_gpu else None,
         }
     return found
 

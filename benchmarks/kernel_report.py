@@ -44,6 +44,7 @@ from kernels.nsight import KERNELS, counters
 from kernels.rules import CODE_RULES, COUNTER_RULES, TIME_RULES, Code, Counters, Times, findings
 from worlds import (
     BYTES_AN_AGENT,
+    PATTERN,
     add_world_options,
     after_gate_steps,
     case_of,
@@ -60,7 +61,6 @@ from physarum.backends import triton_backend
 from physarum.backends.triton_backend import TritonBackend
 from physarum.errors import RunError, UsageError
 from physarum.model.state import State
-from physarum.model.world import World, as_worlds
 from physarum.profiling import resources
 from physarum.profiling.resources import LIMITS, WARP, Compiled, compile_kernels, occupancy
 
@@ -315,7 +315,7 @@ def measure(kept: Results, machine: Machine, device: torch.device, world_size: S
     state = developed("triton", device, world_size, agents)
     cells, occupied = world_size[0] * world_size[1], occupied_cells(state)
     backend = Recorder(device)
-    backend.load(as_worlds(World(seed=1)), state)
+    backend.load(PATTERN, state)
     tell(f"{named(world_size)}: compiling…")
     launches = distinct_launches(backend)
     codes = {key: code_of(key[0], machine.capability, launch.compiled()) for key, launch in launches.items()}
@@ -381,7 +381,7 @@ def times_of(machine: Machine, code: Code, programs: int, warps: int, moved: int
 def run_ranges(device: torch.device, world_size: Size, agents: int) -> None:
     """Some steps on a developed pattern in NVTX ranges, between cudaProfilerStart and cudaProfilerStop; nothing else is done there."""
     backend = Ranged(device)
-    backend.load(as_worlds(World(seed=1)), developed("triton", device, world_size, agents))
+    backend.load(PATTERN, developed("triton", device, world_size, agents))
     backend.advance(WARM_UP)
     synchronize(device)
     with torch.cuda.device(device), torch.cuda.profiler.profile():

@@ -33,14 +33,13 @@ from fits import (
     not_told_apart,
 )
 from harness import Results, Row, aligned, choice, clock, listed, parser, positive, read_results, run, save_picture, tell, timed
-from worlds import backend, case_of, developed, gate, loaded, runnable, too_large
+from worlds import PATTERN, backend, case_of, developed, gate, loaded, runnable, too_large
 
 from physarum.backends import BACKENDS
 from physarum.backends.buffered_backend import SORT_EVERY, BufferedBackend
 from physarum.backends.memory import available_bytes
 from physarum.backends.torch_backend import TorchBackend
 from physarum.errors import UsageError
-from physarum.model.world import World, as_worlds
 
 TRIALS = 15
 DEVELOPING_STEPS = 64  # before the timing
@@ -204,7 +203,7 @@ def measure(
                 gate([of], device, (side, side), agents)
                 passed.add((of, side, agents))
             start = developed(of, device, (side, side), agents, DEVELOPING_STEPS)
-            running[side, agents] = loaded(of, device, as_worlds(World(seed=1)), start)
+            running[side, agents] = loaded(of, device, PATTERN, start)
             del start
         works = {str(point): functools.partial(running[point.side, point.agents].advance, cases[point]["steps"]) for point in points}
         timings = timed(works, device, arguments.trials, calls=1, warm_up=1)

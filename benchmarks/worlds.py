@@ -22,6 +22,7 @@ GATE_STEPS = 64  # they hold one sort of the agents
 GATE_PARAMS = Params(
     sensor_angle=33, rotation_angle=51, sensor_distance=9.3, step_size=0.83, deposit_amount=3.3, diffusion=0.37, decay_rate=0.07
 )
+PATTERN = as_worlds(World(seed=1))  # that timings start from, with default parameters
 DEVELOPING_STEPS = 300
 # What a step must move at least: position and heading (4 + 4 + 2 bytes) read and written and the id read; trail and counts read and
 # written, and the trail read once more by the sensors.
@@ -148,9 +149,8 @@ def values_differing(a: State, b: State) -> int:
 
 
 def developed(name: str, device: torch.device, size: tuple[int, int], agents: int, steps: int = DEVELOPING_STEPS) -> State:
-    """The pattern that timings start from: agents on strands, not spread evenly. Default parameters, seed 1."""
-    worlds = as_worlds(World(seed=1))
-    made = loaded(name, device, worlds, random_start(worlds, size, agents, device=device))
+    """PATTERN after some steps: agents on strands, not spread evenly."""
+    made = loaded(name, device, PATTERN, random_start(PATTERN, size, agents, device=device))
     made.advance(steps)
     state = made.state()
     made.close()

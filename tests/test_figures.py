@@ -25,7 +25,7 @@ def test_a_page_says_what_was_measured(page: Path) -> None:
 
 def test_a_figure_that_was_typed_in_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "README.md"
-    right = figures.filled("takes <!-- figure us triton 8192x8192 --><!-- /figure --> us")
+    right = figures.filled("takes <!-- figure ratio torch triton 8192x8192 --><!-- /figure --> times as long")
     page.write_text(re.sub("[0-9](?=<!-- /)", lambda digit: str((int(digit[0]) + 1) % 10), right))
     monkeypatch.setattr(figures, "PAGES", (page,))
     for words, code, after in ((["--check"], 1, page.read_text()), ([], 0, right), (["--check"], 0, right)):
@@ -37,7 +37,7 @@ def test_a_figure_that_was_typed_in_is_found(tmp_path: Path, monkeypatch: pytest
     assert "is now what was measured" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["nonsense", "us", "us triton 9x9", "us tritn 8192x8192", "reading 400x400"])
+@pytest.mark.parametrize("name", ["nonsense", "ratio", "ratio torch triton 9x9", "ratio torch tritn 8192x8192", "reading 400x400"])
 def test_a_figure_that_is_not_to_be_had_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="figure"):
         figures.filled(f"<!-- figure {name} -->1<!-- /figure -->")

@@ -237,7 +237,7 @@ def test_a_report_shows_figures_kernels_and_reasons() -> None:
     kept = Results({}, [])
     case = {"operator": "matmul", "size": 128, "precision": "float16"}
     times = {"wall_us": {"median": 9.87}, "events_us": {"median": 4.567}}
-    kept.add(case, **times, flop_per_s=2e12, share_of_best=0.5, kernels=["k" * 80, "split"], special={"RCP": 2})
+    kept.add(case, **times, flop_per_s=2e12, share_of_best=0.5, kernels={"k" * 80: 1, "split": 1}, special={"RCP": 2})
     for size in range(8):
         kept.not_run({**case, "size": size}, "it needs more")
     header, row, reason, *_ = fusion_lab.report("matmul", kept.rows).splitlines()

@@ -69,6 +69,23 @@ def test_without_a_gpu_operators_are_counted_and_launches_are_not_made_up() -> N
     assert {found["one"][name] for name in ("host_launches", "device_operations", "device_us")} == {None}
 
 
+def test_rows_whose_launches_cannot_be_counted_are_not_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(works: object, device: object) -> None:
+        raise RunError("the profiler lost records")
+
+    kept = harness.Results({}, [])
+    kept.add({"of": "counted"}, lambda: torch.ones(1) + 1, wall_us={"median": 1})
+    kept.count(CPU)
+    kept.add({"of": "alone"}, wall_us={"median": 1})
+    kept.add({"of": "lost"}, lambda: None, wall_us={"median": 1})
+    monkeypatch.setattr(harness, "counted", fails)
+    with pytest.raises(RunError, match="lost records"):
+        kept.count(CPU)
+    assert [row["status"] for row in kept.rows] == ["measured", "measured", "not run"]
+    assert kept.rows[0]["operators"] == 2
+    assert kept.rows[2]["why"] == "the profiler lost records"
+
+
 def test_a_copy_reads_and_writes() -> None:
     assert 1e8 < harness.copy_bandwidth(CPU, trials=3) < 1e13
 

@@ -189,7 +189,6 @@ def loaded_again(module: ModuleType) -> ModuleType:
     return made
 
 
-PATTERN = as_worlds(World(seed=1))  # the world of `worlds.developed`
 PLAIN = "polynomial"  # as the backend compiles it, so that all bits must agree
 VARIANTS = {
     PLAIN: Variant(functions.direction),
@@ -417,12 +416,12 @@ def measure_differing(device: torch.device, size: tuple[int, int], kept: Results
         RunError: The plain variant changes any.
     """
     start = worlds.developed("triton", device, size, math.prod(size))
-    plain = worlds.loaded("triton", device, PATTERN, start)
+    plain = worlds.loaded("triton", device, worlds.PATTERN, start)
     expected = {steps: advanced(plain, start.step + steps) for steps in COMPARED_AFTER}
     backends = {}
     for name, variant in VARIANTS.items():
         backends[name] = VariantBackend(device, variant)
-        backends[name].load(PATTERN, start)
+        backends[name].load(worlds.PATTERN, start)
         for steps, reference in expected.items():
             agents, cells = differing(advanced(backends[name], start.step + steps), reference)
             if name == PLAIN and agents + cells:
@@ -447,7 +446,7 @@ def time_step(settings: Settings, backends: Mapping[str, VariantBackend], start:
     """Time sense + motor alone, for all variants on the same agents, just sorted; and whole steps, a sort in each trial."""
     agents, cells = start.x.numel(), start.trail.numel()
     sorting = VariantBackend(settings.device, VARIANTS[PLAIN])
-    sorting.load(PATTERN, start)
+    sorting.load(worlds.PATTERN, start)
     sorting.advance(1)
     kernel, programs, arguments, constants = sorting.launches["sense+motor"]
     alone = {name: partial(variant.launch, kernel, programs, *arguments, **constants) for name, variant in VARIANTS.items()}
